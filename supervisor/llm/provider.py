@@ -15,10 +15,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
-from urllib.parse import unquote, urlsplit, urlunsplit
+from urllib.parse import unquote, unquote_plus, urlsplit, urlunsplit
 
 import trio
 
@@ -112,8 +113,15 @@ def strip_url(url: str) -> str:
     return urlunsplit((parts.scheme, host, parts.path, "", ""))
 
 
+_SETTING = re.compile(r"true|false|[0-9]{4}-[0-9]{2}-[0-9]{2}(-preview)?")
+"""A value in an address that is no key.  Any other may be one, however short it is."""
+
+
 def credentials_of(url: str) -> Iterator[str]:
-    """Yield the secret parts of an address."""
+    """Yield the secret parts of an address, as they are written and decoded.
+
+    The version of an API is none: in answers it is ordinary text.
+    """
     parts = urlsplit(url)
     user, at, _ = parts.netloc.rpartition("@")
     if at:
@@ -122,9 +130,13 @@ def credentials_of(url: str) -> Iterator[str]:
         yield unquote(user)
         yield word if colon else name
         yield unquote(word if colon else name)
-    if parts.query:
-        for pair in parts.query.split("&"):
-            yield pair.partition("=")[2]
+    for pair in parts.query.split("&"):
+        name, equals, value = pair.partition("=")
+        text = value if equals else name
+        if name != "api-version" and not _SETTING.fullmatch(text):
+            yield text
+            yield unquote(text)
+            yield unquote_plus(text)
 
 
 @dataclass(slots=True)

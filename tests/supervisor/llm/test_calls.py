@@ -345,6 +345,46 @@ async def test_an_address_may_hold_credentials(tmp_path: Path, more: str) -> Non
         assert served.headers["authorization"] == "Basic dXNlcjpodW50ZXIyMg=="
 
 
+# spec L13: a value of an address is a secret, also as its server decodes it.
+@pytest.mark.parametrize(
+    ("query", "secret"),
+    [
+        ("a=tok%2D1234", "tok-1234"),
+        ("a=tok%2D1234", "tok%2D1234"),
+        ("a=tok+1234", "tok 1234"),
+        ("tok-1234", "tok-1234"),
+        ("api-version=2024-05-01&a=tok-1234", "tok-1234"),
+        ("a=2024-05-01x", "2024-05-01x"),
+    ],
+)
+async def test_a_secret_of_an_address_is_found_in_each_form(
+    tmp_path: Path, query: str, secret: str
+) -> None:
+    url = f"http://127.0.0.1:1/v1?{query}"
+    async with open_model_stage(tmp_path, base_url=url, api_key_file=None) as stage:
+        text = stage.llm.models.redactor.text(f"it is {secret}, that is it")
+        assert text == "it is [redacted], that is it"
+
+
+# What no key can be is left where an answer has it: a version, a date, a word of JSON.
+@pytest.mark.parametrize(
+    ("query", "text"),
+    [
+        ("api-version=2024-05-01-preview", "2024-05-01-preview"),
+        ("api-version=preview", "a preview"),
+        ("since=2024-05-01", "on 2024-05-01"),
+        ("beta=true&a=1&b=&c=false", '{"a":true,"b":1,"c":false}'),
+        ("true", "true"),
+    ],
+)
+async def test_a_setting_in_an_address_is_no_secret(
+    tmp_path: Path, query: str, text: str
+) -> None:
+    url = f"http://127.0.0.1:1/v1?{query}"
+    async with open_model_stage(tmp_path, base_url=url, api_key_file=None) as stage:
+        assert stage.llm.models.redactor.text(text) == text
+
+
 # spec L13: nothing of the host's environment goes to a provider but the key that is its.
 async def test_headers_of_the_environment_are_not_sent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
