@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from supervisor.llm.apis import is_hosted
 from supervisor.llm.responses_input import CUSTOM_INPUT, Conversation, chat_name
 from supervisor.llm.translation import (
     NO_FORM,
@@ -33,15 +34,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from hostlib.documents import Object
-
-HOSTED = frozenset(
-    {
-        "web_search", "web_search_2025_08_26", "web_search_preview",
-        "web_search_preview_2025_03_11", "image_generation", "file_search",
-        "code_interpreter", "mcp",
-    }
-)  # fmt: skip
-"""Types of tools that the provider of Responses runs itself."""
 
 _TOOL_DEFAULTS: Object = {
     "defer_loading": False,
@@ -235,7 +227,7 @@ class _Request:
         kind = required(tool, "type", str, where)
         if kind == "namespace":
             self._add_namespace(tool, where)
-        elif kind in HOSTED and self.drops_hosted_tools:
+        elif self.drops_hosted_tools and is_hosted(tool):
             self.drop(f"tools.{kind}")
         else:
             self._add_function(tool, where)
@@ -264,7 +256,7 @@ class _Request:
         kind = required(tool, "type", str, where)
         make = _FUNCTIONS.get(kind)
         if make is None:
-            raise _no_tool(kind, where)
+            raise _no_tool(tool, where)
         at = place(where, "name")
         own = required(tool, "name", str, where)
         name = chat_name(namespace, own, at)
@@ -296,8 +288,7 @@ class _Request:
             raise UntranslatableError(place(where, "mode"), "there is no such mode")
         allowed = set()
         for tool, at in _tools_in(asked, where):
-            kind = required(tool, "type", str, at)
-            if not (self.drops_hosted_tools and kind in HOSTED):
+            if not (self.drops_hosted_tools and is_hosted(tool)):
                 refuse_unknown(tool, {"type", "name", "namespace"}, at)
                 allowed.add(self._chosen_name(tool, at))
         self.tools = {n: tool for n, tool in self.tools.items() if n in allowed}
@@ -307,7 +298,7 @@ class _Request:
         """Return the name in Chat Completions of a tool that a choice names."""
         kind = required(asked, "type", str, where)
         if kind not in ("function", "custom"):
-            raise _no_tool(kind, where)
+            raise _no_tool(asked, where)
         at = place(where, "name")
         namespace = optional(asked, "namespace", str, where)
         name = chat_name(namespace, required(asked, "name", str, where), at)
@@ -426,8 +417,8 @@ def _present_fields(owner: Object, where: str, **kinds: type[object]) -> Object:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def _no_tool(kind: str, where: str) -> UntranslatableError:
-    reason = f"Chat Completions has no form for the tool {kind[:50]!r}"
-    if kind in HOSTED:
+def _no_tool(tool: Object, where: str) -> UntranslatableError:
+    reason = f"Chat Completions has no form for the tool {tool['type'][:50]!r}"
+    if is_hosted(tool):
         reason += '; hosted_tools = "drop" in [llm] leaves it out'
     return UntranslatableError(place(where, "type"), reason)

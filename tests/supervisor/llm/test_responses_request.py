@@ -450,11 +450,51 @@ def test_tools_of_the_provider_are_dropped_if_configured() -> None:
     )
     assert found.dropped == ("tools.web_search_preview",)
     assert list(found.body) == ["messages"]
-    for fields in ({"tools": [{"type": "shell"}]}, {"tool_choice": "required"}):
+    shell = {"type": "shell", "environment": {"type": "local"}}
+    for fields in ({"tools": [shell]}, {"tool_choice": "required"}):
         with pytest.raises(UntranslatableError):
             translate_request(
                 {"input": "hi", "tools": tools, **fields}, drops_hosted_tools=True
             )
+
+
+# spec MD2: as in a request that is passed on, a tool is the provider's unless a client is
+# known to run it.
+@pytest.mark.parametrize(
+    "tool",
+    [
+        {"type": "web_search_2099_12_31"},
+        {"type": "mcp", "server_label": "x", "server_url": "https://example.org"},
+        {"type": "shell", "environment": {"type": "container_auto"}},
+        {"type": "shell"},
+        {"type": "tool_search"},
+    ],
+)
+def test_tools_of_the_provider_are_those_of_all_apis(tool: Object) -> None:
+    asked: Object = {"input": "hi", "tools": [function("a"), tool]}
+    found = translate_request(asked, drops_hosted_tools=True)
+    assert [one["function"]["name"] for one in found.body["tools"]] == ["a"]
+    assert found.dropped == (f"tools.{tool['type']}",)
+    with pytest.raises(UntranslatableError, match='hosted_tools = "drop"'):
+        translate_request(asked)
+    choice = {"type": "allowed_tools", "mode": "auto", "tools": [function("a"), tool]}
+    found = translate_request({**asked, "tool_choice": choice}, drops_hosted_tools=True)
+    assert found.body["tool_choice"] == "auto"
+
+
+@pytest.mark.parametrize(
+    "tool",
+    [
+        {"type": "local_shell"},
+        {"type": "apply_patch"},
+        {"type": "shell", "environment": {"type": "local"}},
+    ],
+)
+def test_tools_of_the_client_are_never_dropped(tool: Object) -> None:
+    asked: Object = {"input": "hi", "tools": [function("a"), tool]}
+    with pytest.raises(UntranslatableError, match="no form for the tool") as caught:
+        translate_request(asked, drops_hosted_tools=True)
+    assert "hosted_tools" not in str(caught.value)
 
 
 TOOLS = [
