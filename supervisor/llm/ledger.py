@@ -37,6 +37,9 @@ if TYPE_CHECKING:
 RUN, DAY, NEVER = "run", "day", "never"
 """The end of a window of spending: with the host, at midnight UTC, never."""
 
+AGAIN_S = 1.0
+"""Pause after a failure until the file is written again: within the wait of a hand-over."""
+
 DAY_S = 86_400
 """Seconds of a day in UTC, as time(2) counts them."""
 
@@ -227,6 +230,10 @@ class Spending:
         complain: called once when writing begins to fail; calls go on.
         clock: returns seconds since the epoch.
 
+    Attributes:
+        is_failing: the file could not be written; charges wait, and ``write_again``
+            repeats that.
+
     Raises:
         LedgerError: the file cannot be used.
     """
@@ -244,7 +251,8 @@ class Spending:
         self._nodes: dict[str, Node] = {HOST: root}
         self._window = window
         self._complain = complain
-        self._is_failing = False
+        self.is_failing = False
+        self._has_failed = trio.Event()
         self.clock = clock
         self._period = self._period_now()
         self._waiting: dict[tuple[str, str], Charge] = {}
@@ -391,14 +399,26 @@ class Spending:
                     self._put_back(charges, reserved, ended)
                     if not isinstance(why, (sqlite3.Error, OSError)):
                         raise
-                    if not self._is_failing:
+                    if not self.is_failing:
                         text = f"cannot write {self._file.path!r}: {why}"
                         self._complain(f"{text}; quotas go on in memory")
-                    self._is_failing = True
+                    self.is_failing = True
+                    self._has_failed.set()
                     return
-                self._is_failing = False
+                self.is_failing = False
                 for charge, total in zip(charges, totals, strict=True):
                     self._take_over(charge, total)
+
+    async def write_again(self) -> None:
+        """Write waiting charges after each failure, until it is cancelled.
+
+        Without it a host without calls would not go on when its disk has room again.
+        """
+        while True:
+            await self._has_failed.wait()
+            self._has_failed = trio.Event()
+            await trio.sleep(AGAIN_S)
+            await self.wait_written()
 
     def _put_back(
         self,
@@ -431,7 +451,7 @@ class Spending:
         try:
             while self._is_waiting:
                 await self.wait_written()
-                if self._is_failing:
+                if self.is_failing:
                     break
         finally:
             file, self._file = self._file, None

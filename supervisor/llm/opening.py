@@ -94,6 +94,9 @@ async def open_llm(
         except (keys.KeyFileError, LedgerError) as why:
             raise OSError(errno.EINVAL, str(why)) from None
         stack.push_async_callback(spending.close)
+        nursery = await stack.enter_async_context(trio.open_nursery())
+        nursery.start_soon(spending.write_again)
+        stack.callback(nursery.cancel_scope.cancel)
         models = Models(host, section, providers, Accounts(root, spending))
         service = LlmService(models)
         host.holders.add(service.descriptors)

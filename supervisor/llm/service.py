@@ -143,7 +143,10 @@ class LlmService:
         """Return the reason to wait before a hand-over: calls, or charges to write."""
         if self.models.accounts.root.calls.reservations:
             return "a model is being called"
-        if self.models.accounts.spending.is_writing:
+        spending = self.models.accounts.spending
+        if spending.is_writing and spending.is_failing:
+            return "the quota's file cannot be written"
+        if spending.is_writing:
             return "a charge is being written"
         if self.endpoint is not None and self.endpoint.is_answering:
             return "the endpoint of [llm] is answering"

@@ -271,6 +271,27 @@ async def test_a_file_that_cannot_be_written_is_told_once(tmp_path: Path) -> Non
     base.close()
 
 
+# A host whose disk was full can be replaced when there is room, also without a call.
+async def test_a_host_writes_again_by_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("supervisor.llm.ledger.AGAIN_S", 0.01)
+    state = tmp_path / "state"
+    quota = {"window": "never"}
+    async with open_model_stage(tmp_path, state_dir=str(state), quota=quota) as stage:
+        accounts = stage.llm.models.accounts
+        with sqlite3.connect(state / LEDGER) as base:
+            base.execute("ALTER TABLE spent RENAME TO away")
+        accounts.spending.add(accounts.root, 7.0, 1)
+        await accounts.spending.wait_written()
+        assert stage.llm.busy() == "the quota's file cannot be written"
+        with base:
+            base.execute("ALTER TABLE away RENAME TO spent")
+        base.close()
+        await eventually(lambda: stage.llm.busy() is None)
+        assert rows_of(state, "spent") == [("never", 7.0, 1)]
+
+
 # A child that is killed while its charge waits for a thread has spent it all the same.
 @pytest.mark.parametrize("failure", ["cancelled", "no thread"])
 async def test_a_charge_that_found_no_thread_is_written_with_the_next(
