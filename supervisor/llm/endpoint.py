@@ -37,7 +37,7 @@ from supervisor.llm.endpoint_http import (
 from supervisor.llm.errors import MalformedRequestError, RefusedRequestError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
     from contextlib import AsyncExitStack
 
     from supervisor.fsproxy.ports import ChildView
@@ -125,7 +125,7 @@ class Account:
         Incomplete requests do not keep other requests from an answer (spec MD7).
         """
         for connection in self.connections:
-            if connection.http.received is not None:
+            if not connection.is_answering:
                 del self.connections[connection]
                 connection.http.scope.cancel()
                 return True
@@ -137,6 +137,7 @@ class _Connection:
 
     Attributes:
         by: the listener that accepted it; None if the program before accepted it.
+        answering: the scope of an answer, which a hand-over interrupts.
     """
 
     def __init__(
@@ -149,6 +150,34 @@ class _Connection:
         self.http = HttpConnection(stream, ahead)
         self.answering = trio.CancelScope()
         self.over = trio.Event()
+        self._is_discarding = False
+
+    @property
+    def is_answering(self) -> bool:
+        """Whether a request is being answered."""
+        return self.http.received is None and not self._is_discarding
+
+    async def answer_early(self, send: Callable[[], Awaitable[None]]) -> bool:
+        """Answer a request that may not be whole yet, and drop the rest of it.
+
+        The rest is no work: neither a hand-over nor another connection waits for it.
+
+        Args:
+            send: sends the answer.
+
+        Returns:
+            Whether it was sent; False if a hand-over has interrupted it.
+        """
+        self.http.begin()
+        self.answering = trio.CancelScope()
+        with self.answering:
+            await send()
+        if self.answering.cancelled_caught:
+            return False
+        self._is_discarding = True
+        await self.http.discard(MAX_BODY_BYTES)
+        self._is_discarding = False
+        return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,12 +312,12 @@ class Endpoint:
     @property
     def is_answering(self) -> bool:
         """Whether a request is being answered."""
-        return any(one.http.received is None for one in self._connections)
+        return any(one.is_answering for one in self._connections)
 
     def interrupt(self) -> None:
         """End the requests that are being answered with an error."""
         for connection in self._connections:
-            if connection.http.received is None:
+            if connection.is_answering:
                 connection.answering.cancel()
 
     def snapshot(self) -> tuple[EndpointState, set[int]]:
@@ -452,14 +481,11 @@ class Endpoint:
                     await http.interrupt(why)
                 return False
         except ConnectionTestError:
-            await http.answer(200, b"")
-            await http.discard(MAX_BODY_BYTES)
+            return await connection.answer_early(partial(http.answer, 200, b""))
         except RefusedRequestError as why:
-            http.begin()
-            await http.refuse(why)
-            await http.discard(MAX_BODY_BYTES)
+            was_sent = await connection.answer_early(partial(http.refuse, why))
             is_last = isinstance(why, MalformedRequestError)
-            return not is_last and why.status not in (401, 426, 503)
+            return was_sent and not is_last and why.status not in (401, 426, 503)
         return True
 
     async def _admit(self, connection: _Connection, token: str) -> Reservation:

@@ -32,7 +32,7 @@ from supervisor.llm.answer_reader import AnswerError, BrokenOffError, ProviderEr
 from supervisor.llm.apis import CHAT, EMBEDDINGS
 from supervisor.llm.deltas import drop_logprobs
 from supervisor.llm.provider import MAX_RETRIES, CallError, Request
-from supervisor.llm.quota import QuotaError, Usage
+from supervisor.llm.quota import HeldQuotaError, QuotaError, Usage
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
@@ -349,7 +349,9 @@ class Gateway:
                 math.ceil(factor * call.likely_prompt_tokens),
             )
             name = None if payer is None else await _reserve_slice(payer, reserved)
-        except QuotaError:
+        except QuotaError as why:
+            if not isinstance(why, HeldQuotaError):
+                call.node.refusals += 1
             self._journal.write(
                 "quota.denied",
                 child_id=call.child_id,
@@ -357,6 +359,7 @@ class Gateway:
                 model=call.model.name,
             )
             raise
+        call.node.refusals = 0
         number = self._spending.reserve(reserved.amounts)
         return _Paid(call, reserved, number, payer, name, time.monotonic())
 

@@ -86,7 +86,7 @@ class Node:
     Attributes:
         tokens: account of weighted tokens, used and reserved.
         calls: account of calls, made and being made.
-        refusals: refused calls in a row (spec MD6).
+        refusals: refused calls in a row, which the gateway counts (spec MD6).
         factors: model -> factor by which its provider exceeded the worst case of a prompt
             (spec MD5).
     """
@@ -183,7 +183,6 @@ class Node:
         """
         accounts: tuple[Account[Any], ...] = *self.calls.path(), *self.tokens.path()
         if any(account.is_used_up for account in accounts):  # by ended calls alone
-            self.refusals += 1
             raise QuotaError
         lefts = self.tokens.lefts()
         if min(lefts) <= 0.0 or min(self.calls.lefts()) < 1:
@@ -193,7 +192,6 @@ class Node:
         cost, bound = self._worst_case(
             prompt_tokens, least_tokens, max_tokens, weights, lefts
         )
-        self.refusals = 0
         return ReservedCall(self, lefts, weights, cost, bound)
 
     def _worst_case(

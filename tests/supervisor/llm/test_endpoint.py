@@ -4,12 +4,14 @@ import json
 import os
 import socket
 from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
 
+from supervisor.fleet.fence import FleetLife, UnpaidError
 from supervisor.llm import endpoint
 from supervisor.llm.endpoint import EndpointState
 from tests.helpers.canary import KEY
@@ -187,6 +189,46 @@ async def test_refusals_in_a_row_become_final(stage: Stage) -> None:
             status, _ = await door.ask(ask("!prompt-tokens=30 !words=0"))
             assert status == 200
     assert len(stage.provider.served) == 3
+
+
+class EmptyPayer:
+    """Pays calls of fleet children from an account that has a number of them.
+
+    Attributes:
+        calls: how many it pays yet.
+    """
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    async def reserve(self, worst: float) -> str | None:
+        """See `fence.Payer`."""
+        assert worst > 0
+        if not self.calls:
+            raise UnpaidError("the fleet's account has no room", is_refused=True)
+        self.calls -= 1
+        return "1"
+
+    def settle(self, call: str, cost: float) -> None:
+        """See `fence.Payer`."""
+        assert (call, cost > 0) == ("1", True)
+
+
+# spec MD6, FL7: also of a child whose fleet has no quota left.
+async def test_refusals_of_the_fleet_become_final(stage: Stage) -> None:
+    door = await open_door(stage)
+    child_id = door.puppet.child.id
+    fence, payer = stage.host.fence, EmptyPayer()
+    fence.payer, fence.judge = payer, lambda _: None
+    fence.add(child_id, FleetLife("node", child_id, 1))
+    async with await door.connect() as stream:
+        for round_ in range(2):
+            statuses = [429, 429, 429, 400, 400]
+            found = [await refused(door, stream, ask("a")) for _ in statuses]
+            assert found == [(one, USED_UP, None, "false") for one in statuses], round_
+            payer.calls = 1
+            assert (await door.ask(ask("!words=1")))[0] == 200
+    assert len(stage.provider.served) == 2
 
 
 # spec MD6: `quota_status = 400` gives that status to the first refusal, too.
@@ -606,6 +648,67 @@ async def test_calls_wait_until_all_that_was_handed_over_is_there(
             await stage.llm.all_entered()
             assert b" 401 " in await stream.receive_some(100)
         monkeypatch.undo()
+
+
+# A client that sends a refused body slowly puts no replacement of the host off.
+@pytest.mark.parametrize(
+    ("line", "token", "status"),
+    [
+        ("POST /v1/chat/completions", "nobody-s", 401),
+        ("POST /v1/chat/completions", None, 413),
+        ("HEAD /", None, 200),
+    ],
+)
+async def test_a_refused_body_delays_no_hand_over(
+    stage: Stage, line: str, token: str | None, status: int
+) -> None:
+    door = await open_door(stage)
+    size = 40_000_000 if status == 413 else 1_000_000
+    lines = [f"{line} HTTP/1.1", "Host: x", f"Content-Length: {size}"]
+    if status != 200:
+        own = door.env["OPENAI_API_KEY"] if token is None else token
+        lines.append(f"Authorization: Bearer {own}")
+    async with await door.connect() as stream, await door.connect() as idle:
+        await idle.send_all(b"GET ")
+        await stream.send_all("\r\n".join([*lines, "", ""]).encode() + b"x" * 70_000)
+        said = await stream.receive_some()
+        assert said.startswith(b"HTTP/1.1 %d " % status)
+        await stream.send_all(b"x")
+        await eventually(lambda: stage.llm.busy() is None)
+        assert stage.endpoint.statistics().connections == 2
+        # The one that was answered is closed, the other goes on.
+        state, _ = stage.endpoint.snapshot()
+        assert [one.received for one in state.connections] == [b"GET "]
+
+
+# spec MD7: a body of which the rest is dropped keeps none from an answer.
+async def test_refused_bodies_keep_none_from_an_answer(stage: Stage) -> None:
+    door = await open_door(stage)
+    long = door.request(b"").replace(b"Content-Length: 0", b"Content-Length: 40000000")
+    async with AsyncExitStack() as held:
+        for _ in range(endpoint.PER_CHILD):
+            stream = await held.enter_async_context(await door.connect())
+            await stream.send_all(door.request(b""))
+            assert (await answered(stream))[0] == 400
+            await stream.send_all(long)
+            assert (await answered(stream))[0] == 413
+        assert (await door.ask(ask("hello")))[0] == 200
+
+
+# A client that does not take its refusals puts no replacement of the host off.
+async def test_a_refusal_that_is_not_taken_is_interrupted(stage: Stage) -> None:
+    door = await open_door(stage)
+    request = door.request(b"").replace(b"/v1/chat", b"/none")
+
+    def is_ended() -> bool:
+        stage.llm.interrupt()  # as a hand-over does, again and again
+        return not stage.endpoint.statistics().connections
+
+    async with await trio.open_unix_socket(door.env["SANDHOST_LLM_SOCKET"]) as stream:
+        await stream.send_all(request * 1000)
+        await eventually(stage.llm.busy)
+        await eventually(is_ended, 10.0)
+        assert stage.llm.busy() is None
 
 
 async def test_a_token_is_looked_at_before_a_body_comes(stage: Stage) -> None:
