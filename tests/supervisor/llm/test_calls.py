@@ -366,7 +366,7 @@ async def test_a_secret_of_an_address_is_found_in_each_form(
         assert text == "it is [redacted], that is it"
 
 
-# What no key can be is left where an answer has it: a version, a date, a word of JSON.
+# Settings that cannot be keys stay where an answer has them: a version, a date, true.
 @pytest.mark.parametrize(
     ("query", "text"),
     [
