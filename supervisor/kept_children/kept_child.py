@@ -135,7 +135,7 @@ class KeptChild:
         self._host = host
         self._scratch_dir = shared.scratch_dir
         self._room = shared.room
-        self._waiting = trio.CancelScope()
+        self._waiting = trio.CancelScope()  # an order may end it before it is entered
         self._starting = trio.CancelScope()
         self._start_until = math.inf
         self._due_at = -math.inf
@@ -226,6 +226,7 @@ class KeptChild:
             return False
         self.settled = trio.Event()
         self._expect_start()
+        self._waiting = trio.CancelScope()
         self.phase = Phase.WAITING
         self.reason = None
         self._start_until = math.inf
@@ -263,7 +264,7 @@ class KeptChild:
                 if await self._finish_inherited(left):
                     await self._run_processes()
                 return
-            with trio.CancelScope() as self._waiting:
+            with self._waiting:
                 for other in after:
                     await other.begun.wait()
             if self.phase is not Phase.WAITING:
@@ -294,6 +295,7 @@ class KeptChild:
         return await self._back_off()
 
     async def _back_off(self) -> bool:
+        self._waiting = trio.CancelScope()
         wait_s = self.restarts.wait_s()
         self._host.log.write(
             "INFO",
@@ -315,7 +317,7 @@ class KeptChild:
     async def _wait(self, wait_s: float) -> bool:
         """Wait for a restart; return whether it is still wanted then."""
         self._due_at = trio.current_time() + wait_s
-        with trio.CancelScope() as self._waiting:
+        with self._waiting:
             await trio.sleep_until(self._due_at)
         is_wanted = self._handle(Event.WAITED) is Action.SPAWN
         if is_wanted:
