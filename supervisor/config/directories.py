@@ -187,26 +187,25 @@ def make_directories(places: Places) -> None:
     """Make the missing directories.
 
     Raises:
-        OSError: one cannot be made, or belongs to another user.
+        OSError: one cannot be made, or belongs to another user; or a temporary one was
+            prepared by another user (rule 3).
     """
     for path in (places.runtime_dir, places.state_dir, places.logs, places.scratch):
         Path(path).mkdir(_DIRECTORY_MODE, parents=True, exist_ok=True)
-        status = Path(path).stat()
+        is_borrowed = places.is_borrowed and path == places.scratch
+        # One look: in a temporary directory, another user may replace it until it is ours.
+        status = Path(path).stat(follow_symlinks=not is_borrowed)
+        if is_borrowed and not _is_closed(status.st_mode):
+            text = "it is a link, or open to others; remove it, or name a shorter state_dir"
+            raise OSError(errno.EPERM, text, path)
         if status.st_uid != os.geteuid():
             text = f"user {status.st_uid} owns it; give it to {os.geteuid()}, or name another"
             raise OSError(errno.EPERM, text, path)
-    _check_borrowed(places)
 
 
-def _check_borrowed(places: Places) -> None:
-    """Refuse a temporary directory that another user has prepared (rule 3)."""
-    status = os.lstat(places.scratch)
-    is_closed = (
-        stat.S_ISDIR(status.st_mode) and not stat.S_IMODE(status.st_mode) & 0o077
-    )
-    if places.is_borrowed and not is_closed:
-        text = "it is a link, or open to others; remove it, or name a shorter state_dir"
-        raise OSError(errno.EPERM, text, places.scratch)
+def _is_closed(mode: int) -> bool:
+    """Return whether a mode is that of a directory which its owner alone may enter."""
+    return stat.S_ISDIR(mode) and not stat.S_IMODE(mode) & 0o077
 
 
 def remove_borrowed(places: Places) -> None:
