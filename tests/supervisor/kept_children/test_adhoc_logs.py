@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import trio
 
+from supervisor.config.child import ChildSection
 from supervisor.config.document import Config
 from supervisor.kept_children.adhoc_logs import AdhocLogs
 from supervisor.kept_children.roster import Children
@@ -90,6 +91,31 @@ async def test_logs_of_named_children_are_counted_by_the_next_daemon(
     assert set(os.listdir(tmp_path)) == {
         *("configured", "web", "second", "third", "first"),
     }
+
+
+async def test_a_log_counts_until_a_configuration_names_its_child(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("supervisor.kept_children.adhoc_logs.MOST_LOGS", 2)
+    places: Any = SimpleNamespace(logs=str(tmp_path), scratch=None, state_dir="")
+
+    async def run_daemon(config: Config, *names: str) -> None:
+        """Let children begin and end, and then the daemon."""
+        host: Any = SimpleNamespace(holders=set(), roster=None, log=None)
+        for name in names or [None]:
+            async with trio.open_nursery() as nursery:
+                children = Children(host, config, places, nursery)
+                children.start_configured()
+                if name is not None:
+                    children.spawn(name, ChildSection(["true"]))
+                for kept in children:
+                    kept.stop()  # before its process is started
+
+    await run_daemon(Config(), "job", "web")
+    assert set(os.listdir(tmp_path)) == {"job", "web"}
+    await run_daemon(Config(child={"web": ChildSection(["true"])}))
+    await run_daemon(Config(), "one", "two")
+    assert set(os.listdir(tmp_path)) == {"web", "one", "two"}
 
 
 # attack 49: a link in the operator's own log paths leads nowhere.
