@@ -9,7 +9,7 @@ import socket
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -115,6 +115,18 @@ def answered(sock: socket.socket) -> tuple[int, bytes]:
         assert piece, body
         body += piece
     return int(head.split()[1]), body
+
+
+# A refused client that goes on sending puts nothing off; its connection ends.
+def test_a_refused_request_delays_nothing() -> None:
+    with opened() as scene, scene.connect() as refused:
+        head = scene.request("a").partition(b"\r\n\r\n")[0]
+        wrong = head.replace(scene.token.encode(), b"another")
+        refused.sendall(wrong + b"0000\r\n\r\n{")
+        assert answered(refused)[0] == 401
+        replace_daemon(scene.running)
+        with suppress(ConnectionResetError):
+            assert refused.recv(1) == b""
 
 
 # spec L10, L11, I7: one error each, and what was sent is paid.
