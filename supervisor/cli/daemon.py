@@ -275,12 +275,16 @@ def logs(  # noqa: PLR0913 - one option each
     show = log_writer(timestamps=timestamps, raw=raw, as_json=as_json)
     host = _host(control)
     for entry in host.logs(child, follow=follow, lines=lines, since_s=since_s):
-        if entry.missed:
-            text = f"{entry.missed} bytes are missing: rotation removed them"
-            print_stderr("sandhost logs", text)
+        tell_missed("sandhost logs", entry.missed)
         show(entry)
     show(None)
     return 0
+
+
+def tell_missed(title: str, missed: int) -> None:
+    """Say on stderr how many bytes of an output were removed before they were read."""
+    if missed:
+        print_stderr(title, f"{missed} bytes are missing: rotation removed them")
 
 
 def log_writer(
@@ -351,9 +355,8 @@ def events(
     for entry in host.events(follow=follow, lines=lines):
         if entry.missed and as_json:
             stream_text(json.dumps({"missed": entry.missed}) + "\n")
-        elif entry.missed:
-            text = f"{entry.missed} bytes are missing: rotation removed them"
-            print_stderr("sandhost events", text)
+        else:
+            tell_missed("sandhost events", entry.missed)
         if entry.event is not None:
             stream_text(json.dumps(entry.event) + "\n")
     return 0

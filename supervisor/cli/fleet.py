@@ -8,7 +8,9 @@ import json
 import math
 import os
 import select
+import signal as signals
 import sys
+import time
 from ipaddress import IPv4Address
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +18,7 @@ import click
 
 from hostlib.messages import (
     CommandError,
+    ReaderGone,
     UsageFault,
     out_fd,
     print_stderr,
@@ -23,7 +26,7 @@ from hostlib.messages import (
     stream_bytes,
     stream_text,
 )
-from supervisor.cli.daemon import log_writer
+from supervisor.cli.daemon import log_writer, tell_missed
 from supervisor.cli.help import Command, Group
 from supervisor.cli.log_lines import parts_of
 from supervisor.cli.observe import show_top, top_options
@@ -461,6 +464,8 @@ def run(control: str | None, **given: Any) -> int:
 
     try:
         return int(_with_client(control, use))
+    except ReaderGone:
+        return 128 + signals.SIGPIPE
     except FleetRefusal as why:
         why.status = NOT_RUN
         raise
@@ -516,11 +521,19 @@ def _end(client: FleetClient, name: str) -> None:
     """End a child for good, also one whose order is still under way."""
     from supervisor.cluster.commands import ask_again  # noqa: PLC0415 - of `run` alone
     from supervisor.cluster.signals import ignore_signals  # noqa: PLC0415 - as above
-    from supervisor.control.client import ControlError  # noqa: PLC0415 - as above
+    from supervisor.control.client import (  # noqa: PLC0415 - as above
+        ControlError,
+        RefusedError,
+    )
 
     ignore_signals()
-    with contextlib.suppress(ControlError):  # it is over, or was never begun
+    try:
         ask_again(client, "kill", {"name": name, "signal": "KILL"})
+    except RefusedError:  # it is over, or was never begun
+        return
+    except ControlError:
+        text = f"{name} may still run; end it by `sandhost fleet kill {name}`"
+        print_stderr("sandhost fleet run", text)
 
 
 def _tell_changes(client: FleetClient, name: str) -> None:
@@ -537,23 +550,29 @@ def _tell_changes(client: FleetClient, name: str) -> None:
 
 def _follow(client: FleetClient, name: str) -> int:
     """Pass stdin on and print a child's log until it is over; return its exit status."""
-    from supervisor.cluster.commands import ask_again  # noqa: PLC0415 - of `run` alone
+    from supervisor.cluster.commands import (  # noqa: PLC0415 - of `run` alone
+        PATIENCE_S,
+        ask_again,
+        pause,
+    )
     from supervisor.control.client import ControlError  # noqa: PLC0415 - as above
 
-    given, offset, is_whole = _Stdin(client, name), 0, False
-    while not is_whole:
-        state = _find(client, name)["state"]
-        if state == "lost":
-            break
-        is_whole = state == "ended"  # all that it said is there
+    given, offset, until_s = _Stdin(client, name), 0, math.inf
+    while (state := _find(client, name)["state"]) != "lost":
         words = {"follow": True, "offset": offset}
-        with contextlib.suppress(ControlError):  # cut off
+        try:
             for entry in client.logs(name, words, out_fd(), beside=given.pass_on):
+                tell_missed("sandhost fleet run", entry.offset - offset)
                 _print_entry(entry)
-                offset = entry.offset + len(entry.data)
-            is_whole = True
-        if not is_whole:
-            select.select((), (), (), FULL_S)
+                offset, until_s = entry.offset + len(entry.data), math.inf
+            break
+        except ControlError:  # cut off; a node that is unknown comes back, or is lost
+            now_s = time.monotonic()
+            if now_s >= until_s:
+                raise
+            if state != "unknown":
+                until_s = min(until_s, now_s + PATIENCE_S)
+        pause()
     child = ask_again(client, "wait", {"name": name})
     if child["status"] is None:
         raise FleetRefusal(f"{name} on node {child['node']}: {child['reason']}")
@@ -564,7 +583,8 @@ def _print_entry(entry: LogEntry) -> None:
     """Print a piece of a child's log on the streams that it came from."""
     for mark, data in parts_of(entry):
         if mark is not None and mark.stream == "err":
-            os.write(2, data)
+            with contextlib.suppress(OSError):  # nobody reads it
+                os.write(2, data)
         else:
             stream_bytes(data)
 
@@ -582,33 +602,56 @@ class _Stdin:
         self._name = name
         self._at = 0
         self._piece: bytes | None = None  # read, and not taken yet
+        self._until_s = math.inf  # when refusals are borne no longer
         self._is_over = False
 
     def pass_on(self) -> tuple[int, float]:
         """Send what has come; return the descriptor to wait for, and how long at most."""
-        from supervisor.control.client import RefusedError  # noqa: PLC0415
-
         while not self._is_over:
             if self._piece is None:
                 if not select.select((0,), (), (), 0)[0]:
                     return 0, math.inf
                 self._piece = _read_stdin()
-            args = {
-                "data": base64.b64encode(self._piece).decode(),
-                "at": self._at,
-                "end": not self._piece,
-            }
-            words = {"child": self._name, "do": "input", "args": args}
-            try:
-                if not self._client.ask("on", words)["is_taken"]:
-                    return -1, FULL_S
-            except RefusedError:  # it reads no more
-                self._is_over = True
-                break
-            self._at += len(self._piece)
-            self._is_over = not self._piece
-            self._piece = None
+            pause_s = self._offer(self._piece)
+            if pause_s:
+                return -1, pause_s
         return -1, math.inf
+
+    def _offer(self, piece: bytes) -> float:
+        """Offer a piece to the child; return how long to wait before it is offered again.
+
+        Raises:
+            FleetRefusal: it has been refused for too long.
+        """
+        from supervisor.cluster.commands import (  # noqa: PLC0415 - of `run` alone
+            PATIENCE_S,
+            PAUSE_S,
+        )
+        from supervisor.control.client import (  # noqa: PLC0415 - as above
+            ControlError,
+            RefusedError,
+        )
+
+        data = base64.b64encode(piece).decode()
+        args = {"data": data, "at": self._at, "end": not piece}
+        try:
+            answer = self._client.ask(
+                "on", {"child": self._name, "do": "input", "args": args}
+            )
+        except RefusedError as why:  # it may just have ended: then so does its log
+            now_s = time.monotonic()
+            self._until_s = min(self._until_s, now_s + PATIENCE_S)
+            if now_s >= self._until_s:
+                raise FleetRefusal(str(why)) from None
+            return PAUSE_S
+        except ControlError:
+            return PAUSE_S
+        self._until_s = math.inf
+        self._is_over = answer["is_closed"]
+        if answer["is_taken"]:
+            self._at += len(piece)
+            self._piece, self._is_over = None, not piece
+        return 0.0 if answer["is_taken"] or self._is_over else FULL_S
 
 
 def _read_stdin() -> bytes:
@@ -630,6 +673,7 @@ def logs(name: str, control: str | None, *, follow: bool, as_json: bool) -> int:
 
     def use(client: FleetClient) -> None:
         for entry in client.logs(name, {"follow": follow}, out_fd()):
+            tell_missed("sandhost fleet logs", entry.missed)
             show(entry)
         show(None)
 

@@ -6,6 +6,7 @@ Takes pieces of a log and yields text.
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from hostlib.messages import show_controls
@@ -76,12 +77,10 @@ def parts_of(entry: LogEntry) -> Iterator[tuple[LogMark | None, bytes]]:
     """Yield the bytes of each mark; None where no mark is known."""
     end = entry.offset + len(entry.data)
     begins = [max(entry.offset, mark.offset) for mark in entry.marks]
-    first = begins[0] if begins else end
-    if first > entry.offset:
-        yield None, entry.data[: first - entry.offset]
-    for mark, begin, following in zip(
-        entry.marks, begins, [*begins[1:], end], strict=True
-    ):
+    edges = [*begins, end]
+    if edges[0] > entry.offset:
+        yield None, entry.data[: edges[0] - entry.offset]
+    for mark, (begin, following) in zip(entry.marks, pairwise(edges), strict=True):
         data = entry.data[begin - entry.offset : following - entry.offset]
         if data:
             yield mark, data

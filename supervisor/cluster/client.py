@@ -12,7 +12,12 @@ from hostlib.unix_names import is_deaf
 from supervisor.client import LogEntry, LogMark
 from supervisor.cluster.names import DOOR
 from supervisor.control import client as control
-from supervisor.control.client import ControlError, RefusedError, SilentError
+from supervisor.control.client import (
+    ControlError,
+    RefusedError,
+    SilentError,
+    UnavailableError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -56,8 +61,6 @@ class FleetClient:
         """
         try:
             return control.call(self.door, do, args, timeout_s=TIMEOUT_S)
-        except RefusedError as why:
-            raise RefusedError(refusal(str(why))) from None
         except ControlError as why:
             raise self._fault(why) from None
 
@@ -76,8 +79,6 @@ class FleetClient:
             for item in control.stream(self.door, do):
                 is_over = "failed" in item
                 yield item
-        except RefusedError as why:
-            raise RefusedError(refusal(str(why))) from None
         except ControlError as why:
             raise self._fault(why) from None
         if not is_over:
@@ -101,7 +102,7 @@ class FleetClient:
                 self.door, "items", args, reader, **more
             )
         except ControlError as why:
-            raise ControlError(refusal(str(why))) from None
+            raise self._fault(why) from None
         if not is_whole:
             raise ControlError(ACTOR_ENDED)
 
@@ -205,7 +206,9 @@ class FleetClient:
                 yield base64.b64decode(item["data"])
 
     def _fault(self, why: ControlError) -> ControlError:
-        """Return why there is no answer, of a door that has ended or is silent plainer."""
+        """Return why there is no result, without who said so."""
+        if isinstance(why, RefusedError | UnavailableError):
+            return type(why)(refusal(str(why)))
         if is_deaf(self.door):
             return ControlError(ACTOR_ENDED)
         if not isinstance(why, SilentError):

@@ -35,7 +35,7 @@ PAUSE_S = 0.2
 """From a question that was cut off to the next attempt."""
 
 PATIENCE_S = 15.0
-"""For a node actor that has ended: Ray starts it again within 2 s."""
+"""For a part of the fleet that has ended: Ray starts it again within 2 s."""
 
 
 class FleetChildError(Exception):
@@ -248,9 +248,14 @@ class Commands:
         }
         words = {"node": self._seat.node, "do": "input", "args": args}
         try:
-            while not (taken := ask_again(self._client, "on", words))["is_taken"]:
+            while not (answer := ask_again(self._client, "on", words))["is_taken"]:
+                if answer["is_closed"]:
+                    raise self._gone() or FleetChildError(
+                        f"cannot ask {self._seat.name}: it takes no more commands; make"
+                        " another child"
+                    )
                 pause()
-            return int(taken["log_end"])
+            return int(answer["log_end"])
         except ControlError as why:
             raise self._gone() or FleetChildError(str(why)) from None
 
@@ -305,10 +310,11 @@ class Commands:
 
 
 def ask_again(client: FleetClient, do: str, args: dict[str, Any]) -> Any:
-    """Return what the door answers, also where its actor is being started again.
+    """Return what the door answers, also where a part of the fleet is started again.
 
     Raises:
-        ControlError: it refuses, or nobody answers.
+        RefusedError: it refuses.
+        ControlError: there is no answer for `PATIENCE_S`.
     """
     until_s = time.monotonic() + PATIENCE_S
     while True:

@@ -28,7 +28,7 @@ class DaemonError(Exception):
 
 
 class SilentDaemonError(DaemonError):
-    """The daemon does not answer in time; it may be stopped."""
+    """The daemon does not answer: it is stopped, has ended, or is being replaced."""
 
 
 class _Answer(msgspec.Struct):
@@ -60,7 +60,7 @@ async def connected(path: str) -> AsyncIterator[trio.SocketStream]:
             with short_name(path) as name:
                 await sock.connect(name)
         except OSError as why:
-            raise DaemonError(
+            raise SilentDaemonError(
                 f"no daemon at {path!r}: {why.strerror or why}; start sandhost serve"
             ) from None
         yield trio.SocketStream(sock)
@@ -78,16 +78,16 @@ async def ask(path: str, do: str, args: dict[str, Any]) -> msgspec.Raw:
                 if answer.ok:
                     return answer.result
                 raise DaemonError(answer.error)
-    raise DaemonError(f"the daemon at {path!r} has ended; start it again")
+    raise _end_of(path)
 
 
 async def items(
     path: str, do: str, args: dict[str, Any]
 ) -> AsyncGenerator[msgspec.Raw, None]:
-    """Yield the items of a stream until it ends, or the daemon does.
+    """Yield the items of a stream until it ends.
 
     Raises:
-        DaemonError: it is refused, or the daemon is silent.
+        DaemonError: it is refused, or the daemon ends or is silent.
     """
     async with connected(path) as stream:
         async with aclosing(_answers(stream, path, do, args)) as answers:
@@ -98,6 +98,14 @@ async def items(
                     return
                 if bytes(answer.item):
                     yield answer.item
+    raise _end_of(path)
+
+
+def _end_of(path: str) -> SilentDaemonError:
+    return SilentDaemonError(
+        f"the daemon at {path!r} has ended, or was replaced; start it again if there is"
+        " none"
+    )
 
 
 async def _answers(

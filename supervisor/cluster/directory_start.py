@@ -118,7 +118,7 @@ class DirectoryStart:
         if do == READY:
             await self._tried.wait()
         if self._service is None:
-            return False, self._reason.encode()
+            return None, self._reason.encode()
         return (
             (True, b"null")
             if do == READY

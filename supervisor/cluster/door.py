@@ -31,9 +31,10 @@ from supervisor.cluster.directory_service import (
     WaitFor,
 )
 from supervisor.cluster.node_service import ControlRequest
-from supervisor.cluster.requests import RequestError
+from supervisor.cluster.requests import RequestError, UnavailableError
 from supervisor.config.child import NAME_RULE, is_child_name, signal_number
 from supervisor.config.fleet import WORD_RULE, is_fleet_word
+from supervisor.control import server
 from supervisor.control.server import ControlServer, OrderError, Orders
 from supervisor.fleet.directory import SpawnRequest
 from supervisor.fleet.listings import ShownChild, ShownFleet, ShownNode
@@ -226,12 +227,13 @@ class Door:
         """Return the directory's answer as JSON.
 
         Raises:
-            RequestError: it refuses, or does not answer in time.
+            RequestError: it refuses.
+            UnavailableError: it does not answer in time.
         """
         with trio.move_on_after(ANSWER_S):
             data = msgspec.json.encode(words)
             return await self._node.others.ask_directory(do, data)
-        raise RequestError(
+        raise UnavailableError(
             f"the fleet's directory does not answer within {ANSWER_S:g} s: its machine"
             " may be cut off, or stopped; children here go on until their lease ends"
         )
@@ -525,6 +527,8 @@ def _refusing(do: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
     async def told(*args: P.args, **words: P.kwargs) -> T:
         try:
             return await do(*args, **words)
+        except UnavailableError as why:
+            raise server.UnavailableError(str(why)) from None
         except RequestError as why:
             raise OrderError(str(why)) from None
 

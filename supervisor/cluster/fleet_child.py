@@ -92,7 +92,7 @@ class FleetChild(Commands):
                 ``dry_run``, as of `sandhost workspace commit`.
         """
         words = {"only": list(patterns), "freeze": self._runs(), **how}
-        base = (self._client.ask("workspace", {"name": self.name}) or {}).get("base")
+        base = (self._find_workspace() or {}).get("base")
         if base is None or base["node"] == self.node:
             result = self._do_verb("commit", words)
         else:
@@ -114,7 +114,11 @@ class FleetChild(Commands):
                 self._holder.release(self.name)
 
     def state(self) -> str:
-        """Return its state as `fleet ps` shows it; ``ended`` if it is not there."""
+        """Return its state as `fleet ps` shows it; ``ended`` if it is not there.
+
+        Raises:
+            ControlError: the fleet does not answer.
+        """
         try:
             row = ask_again(self._client, "find", {"name": self.name})
         except RefusedError:
@@ -126,8 +130,21 @@ class FleetChild(Commands):
 
     def _workspace(self) -> tuple[str, str]:
         """Return the child's node, and the name of its workspace there."""
-        own = self._client.ask("workspace", {"name": self.name})
+        own = self._find_workspace()
         return self.node, self.name if own is None else own["name"]
+
+    def _find_workspace(self) -> Any:
+        """Return the workspace of a child with a base; None of one without.
+
+        Raises:
+            FleetChildError: the name is another child's by now.
+        """
+        if self._client.ask("find", {"name": self.name})["id"] != self._id:
+            raise FleetChildError(
+                f"cannot ask for the workspace of {self.name}: another child has that"
+                f" name by now; see `sandhost workspace list` on node {self.node}"
+            )
+        return self._client.ask("workspace", {"name": self.name})
 
     def _do_verb(self, verb: str, words: dict[str, Any]) -> Any:
         return self._client.do_verb(*self._workspace(), verb, words)
@@ -172,6 +189,7 @@ def create(  # noqa: PLR0913 - one argument each, all by name
         FleetChildError: the child has ended at once; the text has its reason.
     """
     client = FleetClient(control)
+    is_new = name is None
     if name is None:
         name = f"box-{secrets.token_hex(4)}"
     silence = [] if detached else [f"{SILENCE_S:g}"]
@@ -195,7 +213,7 @@ def create(  # noqa: PLR0913 - one argument each, all by name
         },
         "wait": wait,
     }
-    (row,) = client.ask("spawn", request)
+    row = _spawn(client, request, is_own_name=is_new)
     try:
         while row["state"] in {"waiting", "placing"}:
             pause()
@@ -205,12 +223,36 @@ def create(  # noqa: PLR0913 - one argument each, all by name
         child = FleetChild(client, row, holder)
         child.check()
     except BaseException:
-        with suppress(ControlError):
-            client.ask("kill", {"name": name, "signal": "KILL"})
+        _end(client, name)
         if holder is not None:
             holder.release(name)
         raise
     return child
+
+
+def _spawn(client: FleetClient, request: dict[str, Any], *, is_own_name: bool) -> Any:
+    """Return a child whose order was given; one that is not answered leaves none.
+
+    Args:
+        client: asks the fleet.
+        request: of `spawn`.
+        is_own_name: no other child has it. A given one may be another's: such a child is
+            not ended here, but by its own silence, if it does not outlive its program.
+    """
+    try:
+        (row,) = client.ask("spawn", request)
+    except RefusedError:
+        raise
+    except BaseException:  # it may be done, or under way
+        if is_own_name:
+            _end(client, request["name"])
+        raise
+    return row
+
+
+def _end(client: FleetClient, name: str) -> None:
+    with suppress(ControlError):  # it is over, or ends by its silence
+        ask_again(client, "kill", {"name": name, "signal": "KILL"})
 
 
 def _work_in(client: FleetClient, workspace: str, node: str | None) -> dict[str, Any]:
@@ -280,6 +322,18 @@ class Holder:
         words = {"holder": self._id, "name": name}
         return bool(ask_again(self._client, "held", words))
 
+    def _tell_at_last(self, name: str) -> None:
+        """Tell the door what is held, however long the fleet is away."""
+        while name in self._names:
+            try:
+                self._tell(name)
+            except RefusedError:  # it has ended
+                return
+            except ControlError:
+                pause()
+            else:
+                return
+
     def _connect(self) -> Iterator[object]:
         """Return the connection by which the door knows that this program is there."""
         connection = stream(self._client.door, "hold", {"holder": self._id})
@@ -302,7 +356,7 @@ class Holder:
                 with self._lock:
                     names = tuple(self._names)
                 for name in names:
-                    self._tell(name)
+                    self._tell_at_last(name)
 
 
 @cache

@@ -19,7 +19,14 @@ import trio
 from hostlib.threads import in_thread
 from supervisor.cluster import daemon_socket
 from supervisor.cluster.daemon_socket import DaemonError, SilentDaemonError
-from supervisor.cluster.requests import Nothing, RequestError, Requests, read
+from supervisor.cluster.requests import (
+    Nothing,
+    RequestError,
+    Requests,
+    UnavailableError,
+    read,
+    result_of,
+)
 from supervisor.control.client import VERSION as CONTROL_VERSION
 from supervisor.control.server import MAX_WAITING
 from supervisor.fleet.link import (
@@ -71,7 +78,8 @@ END_S = 0.5
 class Others(Protocol):
     """The other parts of the fleet, as a node actor reaches them.
 
-    Each method raises `RequestError` where the other part refuses or is not reached.
+    Each method raises `RequestError` where the other part refuses, `UnavailableError`
+    where it is not reached.
     """
 
     def send(self, messages: list[bytes]) -> None:
@@ -106,7 +114,6 @@ class StreamItems(msgspec.Struct, frozen=True):
 
     items: tuple[msgspec.Raw, ...]
     is_over: bool
-    error: str | None = None
 
 
 class JoinState(msgspec.Struct, frozen=True):
@@ -301,12 +308,15 @@ class NodeService:
         try:
             return await daemon_socket.ask(self._control, do, args)
         except SilentDaemonError as why:
-            raise RequestError(f"cannot ask node {self.name!r}: {why}") from None
+            raise self._unavailable(why) from None
+
+    def _unavailable(self, why: SilentDaemonError) -> UnavailableError:
+        return UnavailableError(f"cannot ask node {self.name!r}: {why}")
 
     async def _open_stream(self, args: bytes) -> int:
         request = read(args, ControlRequest)
         if self._nursery is None or len(self._readers) >= MOST_READERS:
-            raise RequestError(
+            raise UnavailableError(
                 f"cannot read {request.do!r}: {MOST_READERS} streams of this node are"
                 " read already; end one first"
             )
@@ -332,10 +342,13 @@ class NodeService:
         request = read(args, ReadStream)
         reader = self._readers.get(request.stream)
         if reader is None:
-            raise RequestError(
+            raise UnavailableError(
                 f"cannot read stream {request.stream}: it was closed; open it again"
             )
-        return await reader.take(request.wait_s)
+        try:
+            return await reader.take(request.wait_s)
+        except SilentDaemonError as why:
+            raise self._unavailable(why) from None
 
     async def _close_stream(self, args: bytes) -> None:
         reader = self._readers.get(read(args, ReadStream).stream)
@@ -360,8 +373,6 @@ class NodeService:
                 part = read(data, StreamItems)
                 for item in part.items:
                     yield item
-                if part.error is not None:
-                    raise RequestError(part.error)
                 is_over = part.is_over
         finally:
             if not is_over:
@@ -378,10 +389,7 @@ class NodeService:
         """
         if node != self.name:
             return await self.others.ask_node(node, do, args)
-        is_done, data = await self.answer(VERSION, do, args)
-        if not is_done:
-            raise RequestError(data.decode())
-        return data
+        return result_of(await self.answer(VERSION, do, args))
 
 
 class _StreamReader:
@@ -390,7 +398,7 @@ class _StreamReader:
     def __init__(self) -> None:
         self.scope = trio.CancelScope()
         self._send, self._items = trio.open_memory_channel[msgspec.Raw](MOST_ITEMS)
-        self._error: str | None = None
+        self._error: DaemonError | None = SilentDaemonError("its stream was cut")
         self._is_taking = False
         self._renew()
 
@@ -407,12 +415,18 @@ class _StreamReader:
                     async for item in items:
                         await self._send.send(item)
             except DaemonError as why:
-                self._error = str(why)
+                self._error = why
+            else:
+                self._error = None
         # Until its reader has seen the end.
         await trio.sleep_forever()
 
     async def take(self, wait_s: float) -> StreamItems:
-        """Return the next items; none where none has come meanwhile."""
+        """Return the next items; none where none has come meanwhile.
+
+        Raises:
+            DaemonError: no more will come, for the daemon refused, or was not reached.
+        """
         self._is_taking = True
         self._renew()
         found: list[msgspec.Raw] = []
@@ -425,12 +439,15 @@ class _StreamReader:
         except trio.WouldBlock:
             pass
         except trio.EndOfChannel:
-            is_over = True
-            self.scope.cancel()
+            is_over = self._error is None or not found
         finally:
             self._is_taking = False
             self._renew()
-        return StreamItems(tuple(found), is_over, self._error if is_over else None)
+        if is_over:
+            self.scope.cancel()
+            if self._error is not None:
+                raise self._error
+        return StreamItems(tuple(found), is_over)
 
 
 async def _write(

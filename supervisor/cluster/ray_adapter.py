@@ -40,7 +40,7 @@ from supervisor.cluster.client import door_of
 from supervisor.cluster.directory_start import READY, DirectoryStart
 from supervisor.cluster.door import Door
 from supervisor.cluster.node_service import JoinState, NodeService
-from supervisor.cluster.requests import RequestError
+from supervisor.cluster.requests import UnavailableError, result_of
 from supervisor.fleet.messages import VERSION
 
 if TYPE_CHECKING:
@@ -203,7 +203,7 @@ class Actors:
         """Return the answer of an actor.
 
         Raises:
-            RequestError: it refuses, or does not answer.
+            RequestError: it refuses, or is unavailable.
         """
         try:
             actor = self._found.get(name)
@@ -212,21 +212,19 @@ class Actors:
                 self._found[name] = actor
                 if len(self._found) > self._most:
                     del self._found[next(iter(self._found))]
-            is_done, data = await answered(actor, what, *words)
+            reply = await answered(actor, what, *words)
         except (RayFault, ValueError, OSError) as why:
             self._found.pop(name, None)
             text = f"cannot reach {what}: {_first_line(why)}; try again"
-            raise RequestError(text) from None
-        if not is_done:
-            raise RequestError(data.decode())
-        return bytes(data)
+            raise UnavailableError(text) from None
+        return result_of(reply)
 
     async def _find(self, name: str, what: str) -> Any:
         with trio.move_on_after(LOOK_UP_S):
             return await in_abandonable_thread(
                 self._look_up, name, limiter=self._limiter
             )
-        raise RequestError(
+        raise UnavailableError(
             f"cannot reach {what}: Ray's head does not answer within {LOOK_UP_S:g} s;"
             " try again, or look at the head's machine"
         )
@@ -237,7 +235,7 @@ async def answered(actor: Any, what: str, *words: object) -> Reply:
 
     Raises:
         RayFault: it was not reached, or has ended meanwhile.
-        RequestError: it is silent.
+        UnavailableError: it is silent.
     """
     outcome = _Outcome(actor.ask.remote(*words))
     while True:
@@ -248,7 +246,7 @@ async def answered(actor: Any, what: str, *words: object) -> Reply:
         with trio.move_on_after(ALIVE_S) as scope:
             await _Outcome(receive.remote([])).result()
         if scope.cancelled_caught:
-            raise RequestError(
+            raise UnavailableError(
                 f"cannot reach {what}: its actor does not answer within"
                 f" {2 * ALIVE_S:g} s: its machine may be cut off, or stopped; try again"
             )

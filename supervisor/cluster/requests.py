@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 
     from hostlib.log import Log
 
-Reply: TypeAlias = tuple[bool, bytes]
-"""Whether it was done, and the result as JSON, or why not as text."""
+Reply: TypeAlias = tuple[bool | None, bytes]
+"""Whether it was done, and the result as JSON, or why not as text; None instead of False
+where the same may be asked again (`UnavailableError`)."""
 
 Handler: TypeAlias = Callable[[bytes], Awaitable[object]]
 """Does a request; takes its arguments as JSON, and returns its result."""
@@ -26,6 +27,10 @@ T = TypeVar("T")
 
 class RequestError(Exception):
     """A request cannot be done; the text says what, why and what to do."""
+
+
+class UnavailableError(RequestError):
+    """A part of the fleet does not answer now; the same may be asked again."""
 
 
 class Nothing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -70,6 +75,8 @@ class Requests:
         try:
             check_version("a node actor", version, VERSION)
             return True, msgspec.json.encode(await self._handler(do)(args))
+        except UnavailableError as why:
+            return None, str(why).encode()
         except self._refusals as why:
             return False, str(why).encode()
         except Exception as why:  # noqa: BLE001 - the actor outlives a request
@@ -82,6 +89,20 @@ class Requests:
         if handler is None:
             raise RequestError(f"cannot do {do!r}: {self._actor} does not know it")
         return handler
+
+
+def result_of(reply: Reply) -> bytes:
+    """Return the result of a request as JSON.
+
+    Raises:
+        UnavailableError: the same may be asked again.
+        RequestError: it was refused.
+    """
+    is_done, data = reply
+    if is_done:
+        return bytes(data)
+    text = data.decode()
+    raise UnavailableError(text) if is_done is None else RequestError(text)
 
 
 def read(args: bytes, kind: type[T]) -> T:

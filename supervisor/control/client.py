@@ -5,7 +5,7 @@ one JSON object a line each way:
 
     {"v":1,"do":"ps"}  ->  {"v":1,"ok":true,"result":[...]}  or  {"v":1,"ok":false,"error":"..."}
 
-An order has arguments: ``{"v":1,"do":"kill","args":{"name":"web"}}``. A stream is
+A refusal has ``"unavailable":true`` where the same may be asked again. An order has arguments: ``{"v":1,"do":"kill","args":{"name":"web"}}``. A stream is
 answered by ``{"v":1,"item":...}`` lines and ``{"v":1,"end":true}``. A host that is
 silent for a while sends
 a space: JSON's white space before the next line.
@@ -22,7 +22,7 @@ import stat
 import time
 from typing import TYPE_CHECKING, Any
 
-from hostlib.messages import CommandError
+from hostlib.messages import CommandError, ReaderGone
 from hostlib.paths import CONTROL_VARIABLE, usual_control_paths
 from hostlib.unix_names import is_deaf, short_name
 
@@ -68,6 +68,10 @@ class ControlError(CommandError):
 
 class RefusedError(ControlError):
     """A host that answers, and refuses."""
+
+
+class UnavailableError(ControlError):
+    """A host that answers, and cannot do it now; the same may be asked again."""
 
 
 class SilentError(ControlError):
@@ -239,7 +243,7 @@ def stream(
     reader: int | None = None,
     beside: Callable[[], tuple[int, float]] = lambda: (-1, TIMEOUT_S),
 ) -> Generator[Any, None, bool]:
-    """Yield the items of a stream until it ends, the host ends or the reader is gone.
+    """Yield the items of a stream until it ends, or the host does.
 
     Args:
         path: the host's control socket.
@@ -254,6 +258,7 @@ def stream(
 
     Raises:
         ControlError: the host is silent or refuses.
+        ReaderGone: the reader is gone.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line:
         _connect(line, path, TIMEOUT_S)
@@ -263,8 +268,7 @@ def stream(
             for reply in _lines(line, reader, beside):
                 answer = json.loads(reply)
                 if answer.get("ok") is False:
-                    text = answer.get("error")
-                    raise RefusedError(f"the host at {path!r} refused: {text}")
+                    raise _refusal(path, answer)
                 if answer.get("end"):
                     break
                 yield answer["item"]
@@ -283,9 +287,10 @@ def stream(
 def _lines(
     line: socket.socket, reader: int | None, beside: Callable[[], tuple[int, float]]
 ) -> Iterator[bytes]:
-    """Yield the received lines until the reader is gone.
+    """Yield the received lines.
 
     Raises:
+        ReaderGone: the reader is gone.
         TimeoutError: not even a heart-beat was received.
         ConnectionError: the host has ended.
     """
@@ -303,7 +308,7 @@ def _lines(
                 raise ConnectionResetError
             until_s = time.monotonic() + TIMEOUT_S
         elif reader in found:
-            return
+            raise ReaderGone
         elif time.monotonic() >= until_s:
             raise TimeoutError
 
@@ -378,5 +383,10 @@ def _result(path: str, reply: bytes) -> Any:
             " control socket"
         )
     if answer.get("ok") is not True:
-        raise RefusedError(f"the host at {path!r} refused: {answer.get('error')}")
+        raise _refusal(path, answer)
     return answer.get("result")
+
+
+def _refusal(path: str, answer: dict[str, Any]) -> ControlError:
+    kind = UnavailableError if answer.get("unavailable") is True else RefusedError
+    return kind(f"the host at {path!r} refused: {answer.get('error')}")

@@ -23,7 +23,7 @@ from supervisor.control.networks import NetworkOrders
 from supervisor.control.server import OrderError, Orders
 from supervisor.control.workspaces import WorkspaceOrders
 from supervisor.fleet.fence import FencedError
-from supervisor.kept_children.input_pipe import InputError
+from supervisor.kept_children.input_pipe import ClosedInputError, InputError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -262,23 +262,35 @@ class DaemonOrders:
         return {"name": kept.name, "status": kept.status}
 
     async def _input(self, words: dict[str, Any]) -> dict[str, object]:
-        """Take a piece of a child's input, if there is room; tell where its log ends."""
+        """Take a piece of a child's input, if there is room; tell where its log ends.
+
+        A child that reads no more, or does not run any more, has closed it.
+        """
         args = msgspec.convert(words, InputArgs)
         what = f"cannot send input to {args.name!r}"
         kept = self._children.find(args.name)
-        if kept is None or kept.child is None:
-            raise OrderError(f"{what}: it does not run; see sandhost ps")
+        if kept is None:
+            raise OrderError(f"{what}: there is no such child; see sandhost ps")
+        log_end = kept.log.segments.end
+        closed: dict[str, object] = {
+            "is_taken": False,
+            "is_closed": True,
+            "log_end": log_end,
+        }
+        if kept.child is None:
+            return closed
         _check_life(what, kept.child.spec.fleet, args)
         if kept.input is None:
             raise OrderError(f"{what}: its standard input is empty")
-        log_end = kept.log.segments.end
         try:
             self._host.fence.check(kept.child.id)
             data = base64.b64decode(args.data, validate=True)
             is_taken = kept.input.take(data, args.at, is_last=args.end)
+        except ClosedInputError:
+            return closed
         except (FencedError, InputError, ValueError) as why:
             raise OrderError(f"{what}: {why}") from None
-        return {"is_taken": is_taken, "log_end": log_end}
+        return {"is_taken": is_taken, "is_closed": False, "log_end": log_end}
 
     async def _reload(self, words: dict[str, Any]) -> dict[str, object]:
         msgspec.convert(words, NoArgs)

@@ -84,6 +84,10 @@ class OrderError(Exception):
     """An order that cannot be done; the text says why."""
 
 
+class UnavailableError(OrderError):
+    """An order that cannot be done now; the same may be given again."""
+
+
 Order = Callable[[dict[str, Any]], Awaitable[object]]
 """Does an order and returns a result; raises ``OrderError``."""
 
@@ -210,7 +214,7 @@ class _Connection:
     """One connection.
 
     Attributes:
-        refusal: the reason why it is not served; None if it is.
+        refusal: the answer where it is not served; None if it is.
         kind: of its order, stream or link; None while it asks questions.
         idle_since: None while a question is under way.
     """
@@ -218,7 +222,7 @@ class _Connection:
     def __init__(self, stream: trio.SocketStream) -> None:
         self.stream = stream
         self.scope = trio.CancelScope()
-        self.refusal: str | None = None
+        self.refusal: bytes | None = None
         self.kind: Kind | None = None
         self.idle_since: float | None = trio.current_time()
 
@@ -285,10 +289,10 @@ class ControlServer:
             if one.refusal is None and one.kind is None
         ]
         if not _may_ask(stream):
-            connection.refusal = "it answers its own user and root only"
+            connection.refusal = _error("it answers its own user and root only")
         elif len(asking) >= MAX_CONNECTIONS and make_room(asking) is None:
             text = f"it has {MAX_CONNECTIONS} questions to answer; try again"
-            connection.refusal = text
+            connection.refusal = _error(text, is_unavailable=True)
         return connection
 
     async def _serve(self, connection: _Connection) -> None:
@@ -296,7 +300,7 @@ class ControlServer:
             await self._converse(connection)
             return
         with trio.move_on_after(DEADLINE_S):
-            await connection.stream.send_all(_error(connection.refusal))
+            await connection.stream.send_all(connection.refusal)
 
     async def _converse(self, connection: _Connection) -> None:
         stream = connection.stream
@@ -343,15 +347,16 @@ class ControlServer:
             async with self._answering:
                 result = await answer()
         except Exception as why:  # noqa: BLE001 - children outlive a fault of an answer
-            return _error(self._fault(question, why))
+            return self._fault(question, why)
         return _result(result)
 
-    def _fault(self, question: Question, why: Exception) -> str:
-        """Write a fault to the log; return the text for the client."""
+    def _fault(self, question: Question, why: Exception) -> bytes:
+        """Write a fault to the log; return the answer for the client."""
         self._host.log.write("ERROR", f"Fault doing {question.do!r}: {place_of(why)}")
         if isinstance(why, OSError) and why.errno in OUT_OF_RESOURCES:
-            return f"it cannot now: {why.strerror}; try again"
-        return f"internal error: {type(why).__name__}; see the host's log"
+            text = f"it cannot now: {why.strerror}; try again"
+            return _error(text, is_unavailable=True)
+        return _error(f"internal error: {type(why).__name__}; see the host's log")
 
     async def _take_time(
         self, connection: _Connection, kind: Kind, question: Question, behind: bytes
@@ -368,7 +373,7 @@ class ControlServer:
         most = _MOST.get(kind, math.inf)
         if sum(one.kind is kind for one in self._server.connections) >= most:
             text = f"it has {most} {kind.value} under way; end one, or try again"
-            await stream.send_all(_error(text))
+            await stream.send_all(_error(text, is_unavailable=True))
             return
         connection.kind = kind
         if not self._is_wanted(stream, question):
@@ -388,7 +393,7 @@ class ControlServer:
                 refusal = await self._attempt(sender, question)
                 if refusal is not None:
                     with trio.move_on_after(DEADLINE_S):
-                        await sender.send(_error(refusal))
+                        await sender.send(refusal)
             nursery.cancel_scope.cancel()
         # A connection serves one long order or stream.
         connection.scope.cancel()
@@ -401,7 +406,7 @@ class ControlServer:
             result, serve = self._orders.links[question.do](question.args)
         except (OrderError, msgspec.ValidationError) as why:
             with trio.fail_after(DEADLINE_S):
-                await stream.send_all(_error(str(why)))
+                await stream.send_all(_refusal(why))
             return
         with trio.fail_after(DEADLINE_S):
             await stream.send_all(_result(result))
@@ -426,14 +431,14 @@ class ControlServer:
         self._host.log.write(level, text, order=do, **more, by_uid=uid, by_pid=pid)
         return is_there
 
-    async def _attempt(self, sender: _Sender, question: Question) -> str | None:
-        """Do an order or send a stream; return the reason of a refusal, if any."""
+    async def _attempt(self, sender: _Sender, question: Question) -> bytes | None:
+        """Do an order or send a stream; return the answer of a refusal, if any."""
         try:
             await self._do(sender, question)
         except (trio.BrokenResourceError, trio.TooSlowError):
             raise  # gone, or too slow to get an answer
         except (OrderError, msgspec.ValidationError) as why:
-            return str(why)
+            return _refusal(why)
         except Exception as why:  # noqa: BLE001 - children outlive a fault of an order
             return self._fault(question, why)
         return None
@@ -497,9 +502,15 @@ def _result(result: object) -> bytes:
     return _ENCODER.encode({"v": VERSION, "ok": True, "result": result}) + b"\n"
 
 
-def _error(text: str) -> bytes:
-    line = printable(text[:_ERROR_CHARS])
-    return _ENCODER.encode({"v": VERSION, "ok": False, "error": line}) + b"\n"
+def _refusal(why: OrderError | msgspec.ValidationError) -> bytes:
+    return _error(str(why), is_unavailable=isinstance(why, UnavailableError))
+
+
+def _error(text: str, *, is_unavailable: bool = False) -> bytes:
+    answer = {"v": VERSION, "ok": False, "error": printable(text[:_ERROR_CHARS])}
+    if is_unavailable:
+        answer["unavailable"] = True
+    return _ENCODER.encode(answer) + b"\n"
 
 
 def _peer(stream: trio.SocketStream) -> tuple[int, int]:

@@ -19,6 +19,10 @@ class InputError(Exception):
     """A piece cannot be taken; the text says why."""
 
 
+class ClosedInputError(InputError):
+    """The child reads no more."""
+
+
 class InputPipe:
     """The writing end of a child's standard input.
 
@@ -51,13 +55,14 @@ class InputPipe:
             is_last: the child's input ends with it.
 
         Raises:
-            InputError: it does not follow on what was taken, or no more is read.
+            ClosedInputError: no more is read.
+            InputError: it does not follow on what was taken.
         """
         is_known = bool(data) or (is_last and self._is_complete)
         if is_known and at is not None and at + len(data) == self.taken:
             return True
         if self._fd < 0 or self._is_complete:
-            raise InputError("it reads no more")
+            raise ClosedInputError("it reads no more")
         if at is not None and at != self.taken:
             raise InputError(f"it has {self.taken} bytes, and these begin at {at}")
         if len(self._waiting) > MOST_WAITING_BYTES:

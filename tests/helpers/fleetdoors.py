@@ -6,8 +6,10 @@
 Directory and node actors live in the test's loop, and call each other there.
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -25,15 +27,24 @@ from supervisor.cluster.names import DOOR
 from supervisor.cluster.node_service import JoinState, NodeService
 from supervisor.cluster.orders import NodeOrder
 from supervisor.cluster.ray_processes import DIRECTORY
-from supervisor.cluster.requests import RequestError
+from supervisor.cluster.requests import Reply, UnavailableError, result_of
 from supervisor.fleet.messages import VERSION, RayPlace
 from supervisor.fleet.store import FleetStore
-from tests.helpers.daemon import Daemon
+from tests.helpers.command import ENVIRONMENT, Outcome, outcome
+from tests.helpers.daemon import Daemon, daemon
 from tests.helpers.fleetscene import CALM_S
 
 LOG = Log("ERROR")
 
 T = TypeVar("T")
+
+RUN = (str(Path(sys.executable).with_name("sandhost")), "fleet", "run")
+
+FLEET = """
+[fleet]
+[workspace.repo]
+base = "{where}/repo"
+"""
 
 
 @dataclass
@@ -55,24 +66,27 @@ class Others:
 
     def send(self, messages: list[bytes]) -> None:
         """Pass what the node sends to the directory."""
-        if not self.is_killed:
+        if not (self.is_killed or self.scene.is_away):
             self.scene.directory.receive(messages)
 
     async def ask_directory(self, do: str, args: bytes) -> bytes:
         """Ask the directory."""
         self._check()
+        if self.scene.is_away:
+            self.scene.missed.set()
+            raise UnavailableError("cannot reach the fleet's directory: it has ended")
         answer = await self._directory_answers(do, args)
         if do in self.failing:
             self.failing.remove(do)
-            raise RequestError("the fleet's directory does not answer within 8 s")
+            raise UnavailableError("the fleet's directory does not answer within 8 s")
         if self.meanwhile is not None and self.meanwhile[0] == do:
             (_, happen), self.meanwhile = self.meanwhile, None
             await happen()
-        return done(answer)
+        return result_of(answer)
 
-    async def _directory_answers(self, do: str, args: bytes) -> tuple[bool, bytes]:
+    async def _directory_answers(self, do: str, args: bytes) -> Reply:
         """Return its answer; the request arrives also where nobody waits any more."""
-        send, answers = trio.open_memory_channel[tuple[bool, bytes]](1)
+        send, answers = trio.open_memory_channel[Reply](1)
 
         async def arrive() -> None:
             if self.may_arrive is not None:
@@ -85,13 +99,18 @@ class Others:
     async def ask_node(self, node: str, do: str, args: bytes) -> bytes:
         """Ask another node."""
         self._check()
-        if node not in self.scene.nodes:
-            raise RequestError(f"cannot reach node {node!r}")
-        return done(await self.scene.nodes[node].answer(VERSION, do, args))
+        reply = None
+        actor = self.scene.nodes.get(node)
+        if actor is not None:
+            reply = await actor.answer(VERSION, do, args)
+        if reply is None or self.scene.nodes.get(node) is not actor:
+            self.scene.missed.set()
+            raise UnavailableError(f"cannot reach node {node!r}")
+        return result_of(reply)
 
     def _check(self) -> None:
         if self.is_killed:
-            raise RequestError("this actor was killed")
+            raise UnavailableError("this actor was killed")
 
 
 @dataclass
@@ -102,11 +121,16 @@ class Doors:
         daemons: by the names of their nodes.
         nodes: the actors that run.
         ray: where Ray of a node is said to listen, before it begins.
+        is_away: the directory has ended.
+        missed: set when a part that has ended was asked for.
     """
 
     nursery: trio.Nursery
-    directory: DirectoryService
+    where: Path
+    lease_s: float
     daemons: dict[str, Daemon]
+    is_away: bool = True
+    missed: trio.Event = field(default_factory=trio.Event)
     nodes: dict[str, NodeService] = field(default_factory=dict)
     ray: dict[str, RayPlace] = field(default_factory=dict)
     _scopes: dict[str, trio.CancelScope] = field(default_factory=dict)
@@ -140,6 +164,56 @@ class Doors:
         self._others[node].may_arrive = may_arrive = trio.Event()
         return may_arrive
 
+    # The directory
+
+    async def begin_directory(self) -> None:
+        """Start the directory, on the store of the one before."""
+        self.directory: DirectoryService = await self.nursery.start(self._serve)
+        self.is_away = False
+
+    async def kill_directory(self) -> None:
+        """End the directory, as a kill of its process does."""
+        self.is_away = True
+        self._directory_scope.cancel()
+        await self._directory_ended.wait()
+
+    async def _serve(
+        self, task_status: trio.TaskStatus[DirectoryService] = trio.TASK_STATUS_IGNORED
+    ) -> None:
+        def deliver(node: str, message: bytes) -> None:
+            if node in self.nodes:
+                self.nodes[node].deliver([message])
+
+        self._directory_ended = trio.Event()
+        store = FleetStore(str(self.where / "store"))
+        try:
+            with trio.CancelScope() as self._directory_scope:
+                service = DirectoryService(
+                    store, store.load(), deliver, LOG, self.lease_s
+                )
+                task_status.started(service)
+                await service.run()
+        finally:
+            store.close()
+            self._directory_ended.set()
+
+    async def away(self, part: str) -> None:
+        """End a part until it was asked for: the directory, or a node's actor."""
+        self.missed = trio.Event()
+        if part == "directory":
+            await self.kill_directory()
+            await self.missed.wait()
+            await self.begin_directory()
+        else:
+            await self.kill(part)
+            await self.missed.wait()
+            await self.begin(part)
+
+    async def gone(self, part: str) -> None:
+        """Wait until the directory, or a node's actor, has ended."""
+        while part in self.nodes or (part == "directory" and not self.is_away):
+            await trio.lowlevel.checkpoint()
+
     # Node actors
 
     async def begin(self, node: str) -> None:
@@ -155,7 +229,7 @@ class Doors:
         self._ended[node] = trio.Event()
         await self.nursery.start(self._live, node, service)
         while not state.is_up:
-            answer = done(await service.answer(VERSION, "join-state", b"{}"))
+            answer = result_of(await service.answer(VERSION, "join-state", b"{}"))
             state = msgspec.json.decode(answer, type=JoinState)
             await trio.lowlevel.checkpoint()
 
@@ -164,7 +238,7 @@ class Doors:
         child = None
         while child is None:
             answer = await self.directory.answer(VERSION, "ps", b"{}")
-            rows = msgspec.json.decode(done(answer))["children"]
+            rows = msgspec.json.decode(result_of(answer))["children"]
             on = [
                 row for row in rows if (row["node"], row["state"]) == (node, "running")
             ]
@@ -191,18 +265,6 @@ class Doors:
         self._ended[node].set()
 
 
-def done(reply: tuple[bool, bytes]) -> bytes:
-    """Return what was answered.
-
-    Raises:
-        RequestError: it was refused.
-    """
-    is_done, data = reply
-    if not is_done:
-        raise RequestError(data.decode())
-    return data
-
-
 @asynccontextmanager
 async def fleet_of(
     where: Path, lease_s: float = CALM_S, **daemons: Daemon
@@ -214,20 +276,37 @@ async def fleet_of(
         lease_s: L.
         daemons: by the names of their nodes.
     """
-    store = FleetStore(str(where / "store"))
-    try:
-        async with trio.open_nursery() as nursery:
+    async with trio.open_nursery() as nursery:
+        scene = Doors(nursery, where, lease_s, daemons)
+        await scene.begin_directory()
+        for node in daemons:
+            await scene.begin(node)
+        yield scene
+        nursery.cancel_scope.cancel()
 
-            def deliver(node: str, message: bytes) -> None:
-                if node in scene.nodes:
-                    scene.nodes[node].deliver([message])
 
-            directory = DirectoryService(store, store.load(), deliver, LOG, lease_s)
-            scene = Doors(nursery, directory, daemons)
-            nursery.start_soon(directory.run)
-            for node in daemons:
-                await scene.begin(node)
-            yield scene
-            nursery.cancel_scope.cancel()
-    finally:
-        store.close()
+@contextmanager
+def node_at(where: Path) -> Iterator[Daemon]:
+    """Start a daemon that may be a node, with a directory `repo` for a workspace."""
+    (where / "repo").mkdir(parents=True)
+    (where / "repo" / "a.txt").write_text("hello\n")
+    with daemon(where, FLEET.format(where=where), grace="1s") as one:
+        yield one
+
+
+async def run_in(scene: Doors, *words: str, data: bytes = b"") -> Outcome:
+    """Run `sandhost fleet run` on node a, with an input."""
+    control = scene.control("a")
+
+    def do() -> Outcome:
+        with subprocess.Popen(
+            [*RUN, "--control", control, *words],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=ENVIRONMENT,
+        ) as process:
+            out, err = process.communicate(data, timeout=60)
+            return outcome(process.returncode, out, err)
+
+    return await scene.call(do)

@@ -13,11 +13,12 @@ import trio
 import trio.testing
 
 from hostlib.log import Log
+from hostlib.threads import in_thread
 from supervisor.cluster import daemon_socket
 from supervisor.cluster.daemon_socket import DaemonError
 from supervisor.cluster.node_service import JoinState, NodeService
 from supervisor.cluster.orders import NodeOrder
-from supervisor.cluster.requests import RequestError
+from supervisor.cluster.requests import RequestError, UnavailableError
 from supervisor.fleet.messages import VERSION
 from tests.helpers.fleetnode import StandIn
 
@@ -110,3 +111,28 @@ async def test_a_leave_that_is_cancelled_leaves_the_node_linked(tmp_path: Path) 
         while "the directory does not answer" not in (await state_of(node)).reason:
             await trio.lowlevel.checkpoint()
         nursery.cancel_scope.cancel()
+
+
+# spec FL3, FL11
+async def test_a_stream_whose_daemon_ends_is_not_whole(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(f"{tmp_path}/control")
+        listener.listen()
+        node = service(f"{tmp_path}/control")
+
+        def say_one() -> None:
+            asked = b""
+            while b'"logs"' not in asked:  # and no link
+                connection, _ = listener.accept()
+                with connection:
+                    asked = connection.recv(4096)
+                    connection.sendall(b'{"v":1,"item":"one"}\n')
+
+        async with trio.open_nursery() as nursery:
+            await nursery.start(node.run)
+            nursery.start_soon(in_thread, say_one)
+            items = node.items("n1", "logs", {})
+            assert bytes(await anext(items)) == b'"one"'
+            with pytest.raises(UnavailableError, match="cannot ask node 'n1': the dae"):
+                await anext(items)
+            nursery.cancel_scope.cancel()

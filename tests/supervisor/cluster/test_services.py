@@ -25,7 +25,7 @@ from supervisor.cluster.door import Door
 from supervisor.cluster.names import DOOR
 from supervisor.cluster.node_service import JoinState, NodeService
 from supervisor.cluster.orders import NodeOrder
-from supervisor.cluster.requests import RequestError
+from supervisor.cluster.requests import RequestError, result_of
 from supervisor.control.client import ControlError, call, stream
 from supervisor.control.server import MAX_WAITING
 from supervisor.fleet import store
@@ -80,7 +80,7 @@ class Scene:
             raise RequestError("cannot reach the fleet's directory")
         if self.is_hung:
             await trio.sleep_forever()
-        return done(await self.directory.answer(VERSION, do, args))
+        return result_of(await self.directory.answer(VERSION, do, args))
 
     async def ask_node(self, node: str, do: str, args: bytes) -> bytes:
         """Ask another node, as `Others` says."""
@@ -93,7 +93,7 @@ class Scene:
             self.ending.set()
             if self.may_end is not None:
                 await self.may_end.wait()
-        return done(await self.nodes[node].answer(VERSION, do, args))
+        return result_of(await self.nodes[node].answer(VERSION, do, args))
 
     async def add(
         self, name: str, labels: tuple[str, ...] = (), capacity: int = 8
@@ -108,7 +108,7 @@ class Scene:
         self.nodes[name], self.daemons[name] = node, daemon
         self.scopes[name] = trio.CancelScope()
         self.nursery.start_soon(run_within, self.scopes[name], node)
-        state = json.loads(done(await node.answer(VERSION, "join-state", b"{}")))
+        state = json.loads(result_of(await node.answer(VERSION, "join-state", b"{}")))
         assert state == {"is_up": True, "reason": "", "is_final": False}
         await self.nursery.start(Door(node).serve, f"{place}/{DOOR}", LOG)
         return node
@@ -143,13 +143,6 @@ def start_actor(scene: Scene, before: NodeService) -> NodeService:
 async def run_within(scope: trio.CancelScope, node: NodeService) -> None:
     with scope:
         await node.run()
-
-
-def done(reply: tuple[bool, bytes]) -> bytes:
-    is_done, data = reply
-    if not is_done:
-        raise RequestError(data.decode())
-    return data
 
 
 @asynccontextmanager
@@ -431,7 +424,7 @@ async def test_a_node_that_joins_again_within_its_lease_is_up(tmp_path: Path) ->
         node = await scene.add("a")
         await end_actor(scene, "a")
         again = start_actor(scene, node)
-        state = json.loads(done(await again.answer(VERSION, "join-state", b"{}")))
+        state = json.loads(result_of(await again.answer(VERSION, "join-state", b"{}")))
         assert state == {"is_up": True, "reason": "", "is_final": False}
 
 
@@ -446,7 +439,7 @@ async def test_a_daemon_that_is_in_another_fleet_says_how_to_leave_it(
         node = await scene.add("b")
         await end_actor(scene, "b")
         again = start_actor(other, node)
-        data = done(await again.answer(VERSION, "join-state", b"{}"))
+        data = result_of(await again.answer(VERSION, "join-state", b"{}"))
         state = msgspec.json.decode(data, type=JoinState)
         assert state.is_final
         assert state.refusal("b") == (
@@ -469,7 +462,7 @@ async def test_a_final_refusal_is_told_whatever_comes_behind_it(
             Refused(1, session, "its session is over", is_final=False, fleet="two"),
         ]
         node.deliver([encode(one) for one in refusals])
-        state = json.loads(done(await node.answer(VERSION, "join-state", b"{}")))
+        state = json.loads(result_of(await node.answer(VERSION, "join-state", b"{}")))
         assert (state["reason"], state["is_final"]) == ("no", True)
 
 
@@ -548,7 +541,7 @@ async def test_down_ends_the_ray_of_nodes_that_have_left(
         for name in ("a", "b", "c"):
             await scene.add(name)
         for name in ("b", "c"):
-            done(await scene.nodes[name].answer(VERSION, "leave", b"{}"))
+            result_of(await scene.nodes[name].answer(VERSION, "leave", b"{}"))
         states: list[str] = []
         while states != ["up", "left", "left"]:
             nodes = (await scene.ask("a", "ps"))["nodes"]
@@ -683,6 +676,6 @@ async def test_parts_of_other_versions_are_refused_by_both_names(
         order = NodeOrder("z", (), f"{place}/control", f"{place}/fleet")
         again = NodeService(order, scene, LOG, lambda: scene.ended.append("z"))
         scene.nursery.start_soon(again.run)
-        state = json.loads(done(await again.answer(VERSION, "join-state", b"{}")))
+        state = json.loads(result_of(await again.answer(VERSION, "join-state", b"{}")))
         assert state["is_final"]
         assert "'fleet-9'" in state["reason"]

@@ -7,8 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,54 +19,17 @@ from sandhost import fleet
 from supervisor.cluster import door, ray_processes
 from supervisor.cluster.client import FleetClient
 from supervisor.fleet.messages import VERSION
-from tests.helpers.command import ENVIRONMENT, Outcome, outcome, sandhost
-from tests.helpers.daemon import Daemon, daemon
-from tests.helpers.fleetdoors import Doors, fleet_of
+from tests.helpers.command import ENVIRONMENT, sandhost
+from tests.helpers.fleetdoors import RUN, fleet_of, node_at, run_in
 from tests.helpers.stage import eventually
 
 pytestmark = pytest.mark.slow
-
-FLEET = """
-[fleet]
-[workspace.repo]
-base = "{where}/repo"
-"""
-
-
-@contextmanager
-def node(where: Path) -> Iterator[Daemon]:
-    """Start a daemon that may be a node, with a directory `repo` for a workspace."""
-    (where / "repo").mkdir(parents=True)
-    (where / "repo" / "a.txt").write_text("hello\n")
-    with daemon(where, FLEET.format(where=where), grace="1s") as one:
-        yield one
-
-
-async def run(scene: Doors, *words: str, data: bytes = b"") -> Outcome:
-    """Run `sandhost fleet run` on node a, with an input."""
-    control = scene.control("a")
-
-    def do() -> Outcome:
-        with subprocess.Popen(
-            [*SANDHOST_RUN, "--control", control, *words],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=ENVIRONMENT,
-        ) as process:
-            out, err = process.communicate(data, timeout=60)
-            return outcome(process.returncode, out, err)
-
-    return await scene.call(do)
-
-
-SANDHOST_RUN = (str(Path(sys.executable).with_name("sandhost")), "fleet", "run")
 
 
 # spec FL3
 async def test_a_program_runs_commands_in_a_child_of_its_own(tmp_path: Path) -> None:
     before = own_threads()
-    with node(tmp_path / "a") as one:
+    with node_at(tmp_path / "a") as one:
         async with fleet_of(tmp_path, a=one) as scene:
             child = await scene.call(
                 fleet.create,
@@ -110,7 +71,7 @@ COUNTING = (
 
 # spec FL3, FL4
 async def test_a_signal_that_ends_nothing_is_sent_once(tmp_path: Path) -> None:
-    with node(tmp_path / "a") as one:
+    with node_at(tmp_path / "a") as one:
         async with fleet_of(tmp_path, a=one) as scene:
             client = scene.client("a")
             control = ("--control", scene.control("a"))
@@ -148,7 +109,7 @@ async def test_a_signal_that_ends_nothing_is_sent_once(tmp_path: Path) -> None:
 
 # spec FL3: the node's own child of that name is another one.
 async def test_a_child_without_a_node_has_no_trace(tmp_path: Path) -> None:
-    with node(tmp_path / "a") as one:
+    with node_at(tmp_path / "a") as one:
         async with fleet_of(tmp_path, a=one) as scene:
             client, control = scene.client("a"), scene.control("a")
             needs = {"labels": ["tpu"]}
@@ -169,7 +130,7 @@ async def test_a_child_without_a_node_has_no_trace(tmp_path: Path) -> None:
 async def test_a_child_that_was_never_started_has_no_log_and_no_trace(
     tmp_path: Path,
 ) -> None:
-    with node(tmp_path / "a") as one:
+    with node_at(tmp_path / "a") as one:
         async with fleet_of(tmp_path, a=one) as scene:
             client, control = scene.client("a"), scene.control("a")
             request = {"name": "w", "program": {"command": ["/no/such"]}}
@@ -184,7 +145,7 @@ async def test_a_child_that_was_never_started_has_no_log_and_no_trace(
 
 # spec FL4, FL6
 async def test_a_signal_is_for_one_life_of_a_child(tmp_path: Path) -> None:
-    with node(tmp_path / "a") as one:
+    with node_at(tmp_path / "a") as one:
         async with fleet_of(tmp_path, a=one) as scene:
             client = scene.client("a")
 
@@ -214,7 +175,7 @@ async def test_a_signal_is_for_one_life_of_a_child(tmp_path: Path) -> None:
 # spec FL2: the directory ends with its node's Ray.
 async def test_the_head_does_not_leave(tmp_path: Path) -> None:
     # Ray's sockets take short paths alone.
-    with TemporaryDirectory(dir="/tmp") as where, node(Path(where)) as one:
+    with TemporaryDirectory(dir="/tmp") as where, node_at(Path(where)) as one:
         async with fleet_of(tmp_path, a=one) as scene:
             words = ("fleet", "leave", "--control", scene.control("a"))
             done = await scene.call(sandhost, *words)
@@ -229,8 +190,8 @@ async def test_a_node_leaves_whose_daemon_was_killed(tmp_path: Path) -> None:
     # Ray's sockets take short paths alone.
     with (
         TemporaryDirectory(dir="/tmp") as where,
-        node(tmp_path / "a") as one,
-        node(Path(where)) as other,
+        node_at(tmp_path / "a") as one,
+        node_at(Path(where)) as other,
     ):
         directory = f"{where}/state/{ray_processes.DIRECTORY}"
         async with fleet_of(tmp_path, a=one, b=other) as scene:
@@ -331,7 +292,7 @@ def made(program: "subprocess.Popen[bytes]", name: str) -> bool:
 
 # spec FL3
 async def test_a_child_ends_with_the_program_that_holds_it(tmp_path: Path) -> None:
-    with node(tmp_path / "a") as one, node(tmp_path / "b") as other:
+    with node_at(tmp_path / "a") as one, node_at(tmp_path / "b") as other:
         async with fleet_of(tmp_path, a=one, b=other) as scene:
             words = [sys.executable, "-c", PROGRAM, scene.control("a")]
             pipe = subprocess.PIPE
@@ -355,18 +316,18 @@ async def test_a_child_ends_with_the_program_that_holds_it(tmp_path: Path) -> No
 
 # spec FL3
 async def test_run_passes_its_input_and_the_statuses_of_starts(tmp_path: Path) -> None:
-    with node(tmp_path / "a") as one, node(tmp_path / "b") as other:
+    with node_at(tmp_path / "a") as one, node_at(tmp_path / "b") as other:
         async with fleet_of(tmp_path, a=one, b=other) as scene:
             data = os.urandom(300_000)
-            done = await run(scene, "--node", "b", "--", "cat", data=data)
+            done = await run_in(scene, "--node", "b", "--", "cat", data=data)
             assert (done.status, done.out, done.err) == (0, data, b"")
-            done = await run(scene, "--", "head", "-c", "3", data=b"x" * 4_000_000)
+            done = await run_in(scene, "--", "head", "-c", "3", data=b"x" * 4_000_000)
             assert (done.status, done.out, done.err) == (0, b"xxx", b"")
-            done = await run(scene, "--", "/no/such")
+            done = await run_in(scene, "--", "/no/such")
             assert (done.status, done.said("/no/such")) == (127, True)
-            done = await run(scene, "--", str(one.where / "repo" / "a.txt"))
+            done = await run_in(scene, "--", str(one.where / "repo" / "a.txt"))
             assert (done.status, done.said("a.txt")) == (126, True)
-            done = await run(scene, "--needs", "tpu", "--", "true")
+            done = await run_in(scene, "--needs", "tpu", "--", "true")
             assert (done.status, done.said("no node has these labels")) == (125, True)
 
 
@@ -375,9 +336,9 @@ async def test_run_passes_its_input_and_the_statuses_of_starts(tmp_path: Path) -
 async def test_run_that_is_ended_ends_its_child(
     tmp_path: Path, number: signal.Signals
 ) -> None:
-    with node(tmp_path / "a") as one:
+    with node_at(tmp_path / "a") as one:
         async with fleet_of(tmp_path, a=one) as scene:
-            words = (*SANDHOST_RUN, "--control", scene.control("a"), "sleep", "600")
+            words = (*RUN, "--control", scene.control("a"), "sleep", "600")
             # Not in a thread: those of this loop block signals.
             with subprocess.Popen(  # noqa: ASYNC220
                 words, stdin=subprocess.PIPE, env=ENVIRONMENT
@@ -397,13 +358,22 @@ async def test_run_that_is_ended_ends_its_child(
 async def test_run_leaves_no_child_of_an_order_that_is_done_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with node(tmp_path / "a") as one:
+    with node_at(tmp_path / "a") as one:
         async with fleet_of(tmp_path, a=one) as scene:
             monkeypatch.setattr(door, "ANSWER_S", 0.2)
             may_arrive = scene.hold_requests("a")
-            done = await run(scene, "--", "sleep", "600")
-            assert (done.status, done.said("directory does not answer")) == (125, True)
-            may_arrive.set()
+            words = (*RUN, "--control", scene.control("a"), "--", "sleep", "600")
+            # Not in a thread: those of this loop block signals.
+            with subprocess.Popen(  # noqa: ASYNC220
+                words, stderr=subprocess.PIPE, env=ENVIRONMENT
+            ) as process:
+                assert process.stderr is not None
+                said = await scene.call(process.stderr.readline)
+                assert b"directory does not answer" in said
+                process.send_signal(signal.SIGTERM)
+                may_arrive.set()
+                status = await in_thread(process.wait, 60)
+            assert status == 128 + signal.SIGTERM
             monkeypatch.undo()
             children: list[dict[str, str]] = []
             while [row["state"] for row in children] != ["ended"]:
@@ -412,7 +382,7 @@ async def test_run_leaves_no_child_of_an_order_that_is_done_later(
 
 # spec FL3, FL4
 async def test_run_waits_for_a_child_whose_start_was_not_told(tmp_path: Path) -> None:
-    with node(tmp_path / "a") as one, node(tmp_path / "b") as other:
+    with node_at(tmp_path / "a") as one, node_at(tmp_path / "b") as other:
         async with fleet_of(tmp_path, a=one, b=other) as scene:
             await scene.kill("b")
 
@@ -421,14 +391,14 @@ async def test_run_waits_for_a_child_whose_start_was_not_told(tmp_path: Path) ->
 
             scene.meanwhile("a", "find", look_again)
             scene.lose_answer("a", "wait")
-            done = await run(scene, "--node", "b", "--", "cat", data=b"hello")
+            done = await run_in(scene, "--node", "b", "--", "cat", data=b"hello")
             assert (done.status, done.out) == (0, b"hello")
             assert done.said("directory does not answer")
 
 
 # spec FL1, FL3
 async def test_run_outlives_the_node_actor_that_it_asks(tmp_path: Path) -> None:
-    with node(tmp_path / "a") as one, node(tmp_path / "b") as other:
+    with node_at(tmp_path / "a") as one, node_at(tmp_path / "b") as other:
         async with fleet_of(tmp_path, a=one, b=other) as scene:
             async with trio.open_nursery() as nursery:
 
@@ -442,15 +412,15 @@ async def test_run_outlives_the_node_actor_that_it_asks(tmp_path: Path) -> None:
                 script = (
                     f"until [ -e {tmp_path}/b/repo/go ]; do sleep 0.1; done; echo on"
                 )
-                done = await run(scene, "--node", "b", "--", "sh", "-c", script)
+                done = await run_in(scene, "--node", "b", "--", "sh", "-c", script)
             assert (done.status, done.out, done.err) == (0, b"on\n", b"")
 
 
 # spec FL3
 async def test_run_without_an_input_gives_its_child_none(tmp_path: Path) -> None:
-    with node(tmp_path / "a") as one:
+    with node_at(tmp_path / "a") as one:
         async with fleet_of(tmp_path, a=one) as scene:
-            words = (*SANDHOST_RUN, "--control", scene.control("a"), "--", "wc", "-c")
+            words = (*RUN, "--control", scene.control("a"), "--", "wc", "-c")
 
             def run_closed() -> bytes:
                 closed = ("sh", "-c", '"$@" <&-', "sh", *words)
@@ -463,7 +433,7 @@ async def test_run_without_an_input_gives_its_child_none(tmp_path: Path) -> None
 
 # spec FL3, FL11
 async def test_run_names_the_node_that_was_lost(tmp_path: Path) -> None:
-    with node(tmp_path / "a") as one, node(tmp_path / "b") as other:
+    with node_at(tmp_path / "a") as one, node_at(tmp_path / "b") as other:
         async with fleet_of(tmp_path, lease_s=3.0, a=one, b=other) as scene:
             async with trio.open_nursery() as nursery:
 
@@ -472,13 +442,13 @@ async def test_run_names_the_node_that_was_lost(tmp_path: Path) -> None:
                     await scene.kill("b")
 
                 nursery.start_soon(lose)
-                done = await run(scene, "--node", "b", "--", "sleep", "600")
+                done = await run_in(scene, "--node", "b", "--", "sleep", "600")
             assert (done.status, done.said("on node b: ")) == (125, True)
 
 
 # spec FL3
 async def test_top_and_commit_are_those_of_one_host(tmp_path: Path) -> None:
-    with node(tmp_path / "a") as one, node(tmp_path / "b") as other:
+    with node_at(tmp_path / "a") as one, node_at(tmp_path / "b") as other:
         async with fleet_of(tmp_path, a=one, b=other) as scene:
             control = scene.control("a")
             async with trio.open_nursery() as nursery:
@@ -535,7 +505,7 @@ PAGE = Path(__file__).parents[3] / "docs" / "how-to" / "fleet.md"
 # spec FL3
 async def test_the_example_of_the_page_does_what_it_says(tmp_path: Path) -> None:
     (example,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    with node(tmp_path / "a") as one:
+    with node_at(tmp_path / "a") as one:
         makefile = one.where / "repo" / "Makefile"
         makefile.write_text("test:\n\t@echo passed\n")
         async with fleet_of(tmp_path, a=one) as scene:
