@@ -30,7 +30,12 @@ AIMED = 200
 SEED = 1
 """Of the order of the kills."""
 
-TOLD_S, PLACED_S = 7.0, 10.0
+GONE_S, TOLD_S, PLACED_S = 5.0, 7.0, 10.0
+"""Limits, from the kill (FL8, and the aims of the fleet)."""
+
+PAUSED = "stop machine"
+"""In a machine that is paused nothing ends before it goes on (FL6)."""
+
 FAULTS = (AssertionError, ControlError, OSError, SubprocessError, ValueError)
 """Of a kill, or of the fleet around it."""
 
@@ -80,6 +85,7 @@ def rows_of_kills(count: int) -> list[Row]:
     twice = [one.name for one in kills.remains if one.ran_twice]
     left = [what for one in kills.remains for what in one.left]
     return [
+        row_of_times("gone", fleet.figures, GONE_S),
         row_of_times("told", fleet.figures, TOLD_S),
         row_of_times("placed again", fleet.figures, PLACED_S),
         Row(f"ran twice, after {name}", len(twice), "", at_most(0), ", ".join(twice)),
@@ -89,10 +95,10 @@ def rows_of_kills(count: int) -> list[Row]:
 
 def row_of_times(name: str, figures: Mapping[str, Figures], limit_s: float) -> Row:
     """Return the slowest of all kinds; the middle of each beside it."""
-    times = {
-        kind: one.told if name == "told" else one.placed
+    times: dict[str, list[float]] = {
+        kind: getattr(one, name.partition(" ")[0])
         for kind, one in figures.items()
-        if one.rounds
+        if one.rounds and (name, kind) != ("gone", PAUSED)
     }
     every = [time_s for some in times.values() for time_s in some]
     middles = {kind: statistics.median(some) for kind, some in times.items() if some}

@@ -583,7 +583,7 @@ def _print_entry(entry: LogEntry) -> None:
     """Print a piece of a child's log on the streams that it came from."""
     for mark, data in parts_of(entry):
         if mark is not None and mark.stream == "err":
-            with contextlib.suppress(OSError):  # nobody reads it
+            with contextlib.suppress(OSError):  # its reader is gone
                 os.write(2, data)
         else:
             stream_bytes(data)

@@ -57,8 +57,9 @@ OBJECTS_BYTES = 80 * 1024 * 1024
 REACH_S = 5.0
 """For the head's machine to take a connection: Ray itself tries for 40 s."""
 
-PATIENCE_S = 1.0
-"""For a start to end by its signal; while Ray waits for its head, none arrives for 40 s."""
+PATIENCE_S = 5.0
+"""For a start to end by its signal: Ray looks for one each second, but for 40 s not
+while it waits for its head."""
 
 RESOURCE = "sandhost"
 """Ray's resource of a node, for others to see: as many as children may run there."""

@@ -253,6 +253,7 @@ def test_a_node_on_a_ray_that_runs_already_leaves_it_alone() -> None:
         named = ("--node", "b", "--bind", OWN, "--token-file", token)
         words = ("join", *named, "--address")
         with users_ray(token, f"--address={address}", *PORTS_OF_USER) as pids:
+            check_killed_join(a, b, (*words, address))
             done = b.fleet(*words, address)
             assert done.status == 0, done.err
             assert done.said("without the resource 'sandhost'")
@@ -278,6 +279,32 @@ def test_a_node_on_a_ray_that_runs_already_leaves_it_alone() -> None:
         assert a.fleet("forget", "b").status == 0
         done = a.fleet("down")
         assert (done.status, done.err) == (0, b"")
+
+
+def check_killed_join(a: Place, b: Place, words: tuple[str, ...]) -> None:
+    """Kill a join that has made its node's actor: on a user's Ray nobody ends that."""
+    (directory,) = pids_of(a.directory, "DirectoryActor")
+    os.kill(directory, signal.SIGSTOP)
+    try:
+        command = (SANDHOST, "fleet", *words, "--control", b.control)
+        with subprocess.Popen(command, env=ENVIRONMENT) as join:
+            until(lambda: bool(actors_of(b)))
+            join.kill()
+        until(lambda: not actors_of(b))
+    finally:
+        os.kill(directory, signal.SIGCONT)
+    until(lambda: is_deaf(f"{b.where}/run/fleet"))
+
+
+def actors_of(one: Place) -> list[int]:
+    """Return the processes that have a node's log open, as its actor has."""
+    log = f"{one.directory}/{ray_processes.ACTORS_LOG}"
+    found = []
+    for process in Path("/proc").iterdir():
+        with suppress(OSError):
+            if process.name.isdecimal() and os.readlink(process / "fd" / "2") == log:
+                found.append(int(process.name))
+    return found
 
 
 # spec FL9

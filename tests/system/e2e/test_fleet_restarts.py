@@ -1,4 +1,4 @@
-"""Commands of a fleet while a part of it is started again: nothing is lost or left."""
+"""Commands of a fleet while a part of it is started again: nothing is lost."""
 
 import base64
 import signal
