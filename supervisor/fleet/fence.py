@@ -48,11 +48,15 @@ class UnpaidError(Exception):
 
     Attributes:
         is_refused: its account has no room; else nobody has answered.
+        is_held: present calls hold that room until they end.
     """
 
-    def __init__(self, text: str, *, is_refused: bool = False) -> None:
+    def __init__(
+        self, text: str, *, is_refused: bool = False, is_held: bool = False
+    ) -> None:
         super().__init__(text)
         self.is_refused = is_refused
+        self.is_held = is_held
 
 
 class Payer(Protocol):

@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 import msgspec
 
-VERSION = "fleet-3"
+VERSION = "fleet-4"
 """The form of these messages; another one is refused by name (FL11)."""
 
 
@@ -316,13 +316,17 @@ class SliceGranted(_Message, frozen=True):
 
 
 class SliceRefused(_Message, frozen=True):
-    """The account has no room for the request."""
+    """The account has no room for the request.
+
+    Attributes:
+        is_held: it would have, were slices that are out not full of calls.
+    """
 
     epoch: int
     session: Session
     account: str
     number: int
-    left: float
+    is_held: bool
 
 
 class HandBack(_Message, frozen=True):

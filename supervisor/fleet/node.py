@@ -114,10 +114,12 @@ class CallsDecided:
     Attributes:
         refused_from: those with such a worst case, or a larger one, are refused; None:
             a slice has come.
+        is_held: calls elsewhere hold the room for them.
     """
 
     account: str
     refused_from: float | None
+    is_held: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -574,7 +576,8 @@ class Node:
             if self.held.take(message, session, step):
                 step.actions.append(CallsDecided(message.account, None))
         elif (asked := self.held.refuse(message, session)) is not None:
-            step.actions.append(CallsDecided(message.account, asked.worst))
+            decided = CallsDecided(message.account, asked.worst, message.is_held)
+            step.actions.append(decided)
 
     def _tell_slices(self, step: NodeStep) -> None:
         # Those of another fleet stay in the ledger, for that one to settle.

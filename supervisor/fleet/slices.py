@@ -274,9 +274,20 @@ class RootAccount:
         step.send(
             request.node,
             SliceRefused(
-                epoch, request.session, self.row.name, request.number, self.free
+                epoch,
+                request.session,
+                self.row.name,
+                request.number,
+                self._is_held(request.worst),
             ),
         )
+
+    def _is_held(self, worst: float) -> bool:
+        """Return whether slices that are out hold the room for a call."""
+        spent = sum(
+            one.spent if one.state == OPEN else one.cost for one in self.slices_on()
+        )
+        return worst <= self.row.limit - self.row.spent - spent
 
     def decide_pending(self, epoch: int, now: Moment, step: Step) -> None:
         """Grant or refuse requests whose idle slices have answered, or not in time."""

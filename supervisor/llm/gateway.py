@@ -463,7 +463,7 @@ async def _reserve_slice(payer: Payer, reserved: ReservedCall) -> str | None:
     except BaseException as why:
         reserved.release()
         if isinstance(why, UnpaidError) and why.is_refused:
-            raise QuotaError from None
+            raise (HeldQuotaError if why.is_held else QuotaError) from None
         if isinstance(why, (UnpaidError, FencedError)):
             raise FailedCallError(str(why), may_pass=True) from None
         raise

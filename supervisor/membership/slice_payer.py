@@ -37,11 +37,13 @@ class _Decision:
     Attributes:
         is_there: set when it has come.
         refused_from: see `CallsDecided`.
+        is_held: the same.
     """
 
     def __init__(self) -> None:
         self.is_there = trio.Event()
         self.refused_from: float | None = None
+        self.is_held = False
 
 
 class SlicePayer:
@@ -72,6 +74,7 @@ class SlicePayer:
         """Wake all that wait for a slice."""
         decision, self._decision = self._decision, _Decision()
         decision.refused_from = action.refused_from
+        decision.is_held = action.is_held
         decision.is_there.set()
 
     async def reserve(self, worst: float) -> str | None:
@@ -111,7 +114,11 @@ class SlicePayer:
             return True
         await decision.is_there.wait()
         if decision.refused_from is not None and worst >= decision.refused_from:
-            raise UnpaidError("the fleet's account has no room", is_refused=True)
+            raise UnpaidError(
+                "the fleet's account has no room",
+                is_refused=True,
+                is_held=decision.is_held,
+            )
         return False
 
     def settle(self, call: str, cost: float) -> None:

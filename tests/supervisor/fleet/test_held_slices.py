@@ -95,9 +95,9 @@ def test_a_slice_for_another_session_is_ignored() -> None:
 def test_a_refusal_ends_the_request_that_it_answers() -> None:
     holder = Holder()
     holder.reserve("c1", 2.0)
-    stale = SliceRefused(1, holder.session, "t", 7, 0.0)
+    stale = SliceRefused(1, holder.session, "t", 7, is_held=False)
     assert holder.held.refuse(stale, holder.session) is None
-    answer = SliceRefused(1, holder.session, "t", 1, 0.0)
+    answer = SliceRefused(1, holder.session, "t", 1, is_held=False)
     assert holder.held.refuse(answer, holder.session) is not None
     assert holder.held.asked() == ()
 

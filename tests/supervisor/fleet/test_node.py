@@ -379,8 +379,8 @@ def test_calls_that_wait_for_a_slice_try_again_when_it_has_come(scene: Scene) ->
 # spec FL7
 def test_a_refusal_says_which_calls_it_is_for(scene: Scene) -> None:
     scene.node.reserve("t", "call", 3.0, scene.now)
-    step = scene.hear(SliceRefused(1, scene.session, "t", 1, 2.0))
-    assert step.actions == [CallsDecided("t", 3.0)]
+    step = scene.hear(SliceRefused(1, scene.session, "t", 1, is_held=True))
+    assert step.actions == [CallsDecided("t", 3.0, is_held=True)]
 
 
 # spec FL2

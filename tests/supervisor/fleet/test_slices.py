@@ -134,6 +134,23 @@ def test_a_request_is_refused_when_the_holders_have_answered_or_not_in_time(
     assert [type(send.message) for send in step.sends] == [SliceRefused]
 
 
+# spec FL7, MD6: the first is worth another attempt, the other is not.
+def test_a_refusal_tells_whether_calls_hold_the_room() -> None:
+    root = account(10.0)
+    busy = granted(ask(root, worst=9.0))
+    refusals = []
+    for number, total in enumerate((4.0, 6.0), 1):
+        ask(root, number, worst=5.0, node="b", session=OTHER)
+        report(root, busy.slice, total)
+        step = Step()
+        root.decide_pending(1, NOW, step)
+        refusals += [send.message for send in step.sends]
+    assert [one.is_held for one in refusals if isinstance(one, SliceRefused)] == [
+        True,
+        False,
+    ]
+
+
 # spec FL7
 def test_the_highest_total_counts() -> None:
     root = account(160.0)

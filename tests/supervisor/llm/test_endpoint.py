@@ -196,16 +196,19 @@ class EmptyPayer:
 
     Attributes:
         calls: how many it pays yet.
+        is_held: present calls hold the rest.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_held: bool = False) -> None:
         self.calls = 0
+        self.is_held = is_held
 
     async def reserve(self, worst: float) -> str | None:
         """See `fence.Payer`."""
         assert worst > 0
         if not self.calls:
-            raise UnpaidError("the fleet's account has no room", is_refused=True)
+            text = "the fleet's account has no room"
+            raise UnpaidError(text, is_refused=True, is_held=self.is_held)
         self.calls -= 1
         return "1"
 
@@ -217,10 +220,7 @@ class EmptyPayer:
 # spec MD6, FL7: also of a child whose fleet has no quota left.
 async def test_refusals_of_the_fleet_become_final(stage: Stage) -> None:
     door = await open_door(stage)
-    child_id = door.puppet.child.id
-    fence, payer = stage.host.fence, EmptyPayer()
-    fence.payer, fence.judge = payer, lambda _: None
-    fence.add(child_id, FleetLife("node", child_id, 1))
+    payer = pay(stage, door, EmptyPayer())
     async with await door.connect() as stream:
         for round_ in range(2):
             statuses = [429, 429, 429, 400, 400]
@@ -229,6 +229,26 @@ async def test_refusals_of_the_fleet_become_final(stage: Stage) -> None:
             payer.calls = 1
             assert (await door.ask(ask("!words=1")))[0] == 200
     assert len(stage.provider.served) == 2
+
+
+def pay(stage: Stage, door: Door, payer: EmptyPayer) -> EmptyPayer:
+    """Make a door's child one of a fleet that pays its calls."""
+    fence, child_id = stage.host.fence, door.puppet.child.id
+    fence.payer, fence.judge = payer, lambda _: None
+    fence.add(child_id, FleetLife("node", child_id, 1))
+    return payer
+
+
+# spec MD6, FL7: calls on other nodes end, and give their room back.
+async def test_a_quota_of_the_fleet_that_calls_hold_is_worth_another_attempt(
+    stage: Stage,
+) -> None:
+    door = await open_door(stage)
+    pay(stage, door, EmptyPayer(is_held=True))
+    async with await door.connect() as stream:
+        for _ in range(5):
+            found = await refused(door, stream, ask("a"))
+            assert found == (429, "rate_limit_exceeded", "1", None)
 
 
 # spec MD6: `quota_status = 400` gives that status to the first refusal, too.
