@@ -247,6 +247,11 @@ print(process.wait())
 MOST_TOKENS = 64
 """Contents that a client may have begun and not used."""
 
+PUT_MANY = r"""
+put() { for i in $(seq $1); do printf 'FD_PUT 2\nx\n' >&3; read -r r <&3; echo "$r"; done; }
+"""
+"""Puts contents in as `fd put` does, without as many starts of a command."""
+
 
 @pytest.mark.parametrize(
     "words",
@@ -261,13 +266,13 @@ def test_a_command_that_fails_leaves_no_content_behind(
     tmp_path: Path, words: str
 ) -> None:
     text = '[tools]\nenabled = ["read_fd", "write_temp_file"]\n'
-    script = f"""
-        for i in $(seq {MOST_TOKENS - 1}); do echo x | $0 fd put; done >/dev/null
+    script = f"""{PUT_MANY}
+        put {MOST_TOKENS - 1} | grep -c '^OK t'
         for i in 1 2; do echo x | $0 fd {words} >/dev/null; done 2>/dev/null
         echo short | $0 fd wrap
         """
     outcome = run_with(tmp_path, text, script)
-    assert (outcome.out, outcome.err) == (b"short\n", b"")
+    assert (outcome.out, outcome.err) == (b"63\nshort\n", b"")
 
 
 @pytest.mark.parametrize(
@@ -278,26 +283,26 @@ def test_a_command_that_a_signal_ends_leaves_no_content_behind(
 ) -> None:
     # More than a pipe holds: when the last of it is taken, the first has its token.
     program = INTERRUPTED.replace("{number}", number)
-    script = f"""
-        for i in $(seq {MOST_TOKENS - 1}); do echo x | $0 fd put; done >/dev/null
+    script = f"""{PUT_MANY}
+        put {MOST_TOKENS - 1} | grep -c '^OK t'
         for i in 1 2; do
             python3 -c '{program}' $0 fd wrap
         done
         echo short | $0 fd wrap
         """
     outcome = run_with(tmp_path, CONFIG, script)
-    said = f"{status}\n{status}\nshort\n"
+    said = f"63\n{status}\n{status}\nshort\n"
     assert (outcome.out.decode(), outcome.err) == (said, b"")
 
 
 def test_one_content_too_many_is_told_with_what_to_do(tmp_path: Path) -> None:
-    script = f"""
-        for i in $(seq {MOST_TOKENS}); do echo x | $0 fd put; done >/dev/null
+    script = f"""{PUT_MANY}
+        put {MOST_TOKENS} | grep -c '^OK t'
         echo short | $0 fd wrap || $0 fd call wrap_output '{{"token":"t1"}}'
         echo short | $0 fd wrap
         """
     outcome = run_with(tmp_path, CONFIG, script)
-    assert outcome.out == b"x\nshort\n"
+    assert outcome.out == b"64\nx\nshort\n"
     assert outcome.said(
         "64 contents were put in and no call has used them, the most there may be; use"
         " one (wrap_output takes its token), or start the child anew"
