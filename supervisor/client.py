@@ -242,7 +242,8 @@ class HostClient:
 
     Args:
         path: its control socket; None for ``$SANDHOST_CONTROL`` or a usual place.
-        reader: a descriptor by which streams leave: they end with its other end.
+        reader: a descriptor by which streams leave; they raise `ReaderGone` once its other
+            end is closed.
 
     Raises:
         ControlError: no socket is named and none is in a usual place.

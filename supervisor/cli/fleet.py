@@ -382,13 +382,25 @@ _command = click.argument("command", metavar="-- COMMAND [ARG]...", nargs=-1)
 @json_option
 def spawn(control: str | None, *, as_json: bool, **given: Any) -> int:
     """Start children on nodes with room; return when they are started."""
+    from supervisor.control.client import (  # noqa: PLC0415 - for this alone
+        ControlError,
+        RefusedError,
+    )
+
     name = given.pop("name")
     if name is None:
         name = f"child-{os.urandom(4).hex()}"
     request = _request(name, **given)
 
     def use(client: FleetClient) -> Any:
-        return _spawn(client, request, given["workspace"])
+        try:
+            return _spawn(client, request, given["workspace"])
+        except RefusedError:
+            raise
+        except ControlError as why:
+            raise FleetRefusal(
+                f"{why}; {name!r} may be started all the same: see `sandhost fleet ps`"
+            ) from None
 
     rows = _with_client(control, use)
     if as_json:
@@ -466,7 +478,7 @@ def run(control: str | None, **given: Any) -> int:
         return int(_with_client(control, use))
     except ReaderGone:
         return 128 + signals.SIGPIPE
-    except FleetRefusal as why:
+    except CommandError as why:
         why.status = NOT_RUN
         raise
 
@@ -555,7 +567,10 @@ def _follow(client: FleetClient, name: str) -> int:
         ask_again,
         pause,
     )
-    from supervisor.control.client import ControlError  # noqa: PLC0415 - as above
+    from supervisor.control.client import (  # noqa: PLC0415 - as above
+        ControlError,
+        RefusedError,
+    )
 
     given, offset, until_s = _Stdin(client, name), 0, math.inf
     while (state := _find(client, name)["state"]) != "lost":
@@ -566,12 +581,15 @@ def _follow(client: FleetClient, name: str) -> int:
                 _print_entry(entry)
                 offset, until_s = entry.offset + len(entry.data), math.inf
             break
-        except ControlError:  # cut off; a node that is unknown comes back, or is lost
-            now_s = time.monotonic()
-            if now_s >= until_s:
+        except ControlError as why:  # cut off, while the child goes on
+            if state != "ended":
+                pause()
+                continue
+            if isinstance(why, RefusedError):  # there is no log: it has said nothing
+                break
+            until_s = min(until_s, time.monotonic() + PATIENCE_S)
+            if time.monotonic() >= until_s:
                 raise
-            if state != "unknown":
-                until_s = min(until_s, now_s + PATIENCE_S)
         pause()
     child = ask_again(client, "wait", {"name": name})
     if child["status"] is None:
@@ -583,7 +601,7 @@ def _print_entry(entry: LogEntry) -> None:
     """Print a piece of a child's log on the streams that it came from."""
     for mark, data in parts_of(entry):
         if mark is not None and mark.stream == "err":
-            with contextlib.suppress(OSError):  # its reader is gone
+            with contextlib.suppress(BrokenPipeError):
                 os.write(2, data)
         else:
             stream_bytes(data)
@@ -607,18 +625,16 @@ class _Stdin:
 
     def pass_on(self) -> tuple[int, float]:
         """Send what has come; return the descriptor to wait for, and how long at most."""
-        while not self._is_over:
+        if not self._is_over:
             if self._piece is None:
                 if not select.select((0,), (), (), 0)[0]:
                     return 0, math.inf
                 self._piece = _read_stdin()
-            pause_s = self._offer(self._piece)
-            if pause_s:
-                return -1, pause_s
+            return -1, self._offer(self._piece)
         return -1, math.inf
 
     def _offer(self, piece: bytes) -> float:
-        """Offer a piece to the child; return how long to wait before it is offered again.
+        """Offer a piece to the child; return how long to wait before the next offer.
 
         Raises:
             FleetRefusal: it has been refused for too long.

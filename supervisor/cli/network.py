@@ -49,6 +49,7 @@ def network(  # noqa: PLR0913 - one option each
     """Tell what a child has reached; change its rules."""
     from supervisor.control.client import (  # noqa: PLC0415 - only this command needs it
         RefusedError,
+        UnavailableError,
         call,
         find_control,
     )
@@ -56,7 +57,7 @@ def network(  # noqa: PLR0913 - one option each
     args = {"name": child, "allow": list(allow), "deny": list(deny), "cut": cut}
     try:
         answer = call(find_control(control), "network", args)
-    except RefusedError as why:
+    except (RefusedError, UnavailableError) as why:
         print_stderr("sandhost network", str(why))
         return REFUSED
     if rules:

@@ -96,6 +96,7 @@ class FleetClient:
 
         Raises:
             ControlError: it is refused, or nobody answers in time.
+            ReaderGone: the reader is gone.
         """
         try:
             is_whole = yield from control.stream(

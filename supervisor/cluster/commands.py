@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import os
 import secrets
 import select
@@ -316,14 +317,16 @@ def ask_again(client: FleetClient, do: str, args: dict[str, Any]) -> Any:
         RefusedError: it refuses.
         ControlError: there is no answer for `PATIENCE_S`.
     """
-    until_s = time.monotonic() + PATIENCE_S
+    until_s = math.inf
     while True:
         try:
             return client.ask(do, args)
         except RefusedError:
             raise
         except ControlError:
-            if time.monotonic() >= until_s:
+            now_s = time.monotonic()
+            until_s = min(until_s, now_s + PATIENCE_S)
+            if now_s >= until_s:
                 raise
         pause()
 

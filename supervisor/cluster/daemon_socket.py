@@ -27,8 +27,8 @@ class DaemonError(Exception):
     """The daemon refuses, or does not answer; the text says which."""
 
 
-class SilentDaemonError(DaemonError):
-    """The daemon does not answer: it is stopped, has ended, or is being replaced."""
+class UnavailableDaemonError(DaemonError):
+    """The daemon does not answer, or cannot do it now; the same may be asked again."""
 
 
 class _Answer(msgspec.Struct):
@@ -37,6 +37,7 @@ class _Answer(msgspec.Struct):
     ok: bool | None = None
     result: msgspec.Raw = msgspec.Raw(b"null")
     error: str = ""
+    unavailable: bool = False
     item: msgspec.Raw = msgspec.Raw(b"")
     end: bool = False
 
@@ -51,7 +52,7 @@ async def connected(path: str) -> AsyncIterator[trio.SocketStream]:
     try:
         sock = trio.socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     except OSError as why:
-        raise DaemonError(
+        raise UnavailableDaemonError(
             f"cannot ask the daemon at {path!r}: {why.strerror}; raise the number of open"
             " files (ulimit -n) for Ray here"
         ) from None
@@ -60,7 +61,7 @@ async def connected(path: str) -> AsyncIterator[trio.SocketStream]:
             with short_name(path) as name:
                 await sock.connect(name)
         except OSError as why:
-            raise SilentDaemonError(
+            raise UnavailableDaemonError(
                 f"no daemon at {path!r}: {why.strerror or why}; start sandhost serve"
             ) from None
         yield trio.SocketStream(sock)
@@ -77,7 +78,7 @@ async def ask(path: str, do: str, args: dict[str, Any]) -> msgspec.Raw:
             async for answer in answers:
                 if answer.ok:
                     return answer.result
-                raise DaemonError(answer.error)
+                raise _refusal(answer)
     raise _end_of(path)
 
 
@@ -93,7 +94,7 @@ async def items(
         async with aclosing(_answers(stream, path, do, args)) as answers:
             async for answer in answers:
                 if answer.ok is False:
-                    raise DaemonError(answer.error)
+                    raise _refusal(answer)
                 if answer.end:
                     return
                 if bytes(answer.item):
@@ -101,8 +102,13 @@ async def items(
     raise _end_of(path)
 
 
-def _end_of(path: str) -> SilentDaemonError:
-    return SilentDaemonError(
+def _refusal(answer: _Answer) -> DaemonError:
+    kind = UnavailableDaemonError if answer.unavailable else DaemonError
+    return kind(answer.error)
+
+
+def _end_of(path: str) -> UnavailableDaemonError:
+    return UnavailableDaemonError(
         f"the daemon at {path!r} has ended, or was replaced; start it again if there is"
         " none"
     )
@@ -123,7 +129,7 @@ async def _answers(
     except trio.BrokenResourceError:
         return
     except trio.TooSlowError:
-        raise SilentDaemonError(
+        raise UnavailableDaemonError(
             f"the daemon at {path!r} does not answer within {SILENT_S:g} s: it is stopped"
             " or very busy; try again, or start it again"
         ) from None

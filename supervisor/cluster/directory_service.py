@@ -58,10 +58,15 @@ _BEFORE: dict[Until, frozenset[str]] = {
 
 
 class KillChild(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Arguments of `kill`: by TERM, with time to end, or by KILL."""
+    """Arguments of `kill`: by TERM, with time to end, or by KILL.
+
+    Attributes:
+        child: its id, where a later one of its name is not meant.
+    """
 
     name: str
     signal: Literal["TERM", "KILL"] = "TERM"
+    child: str | None = None
 
 
 class ForgetNode(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -147,8 +152,11 @@ class DirectoryService:
             "forget": self._forget,
             "wait": self._wait,
         }
-        refusals = FleetError, StoreError, StaleEpochError
-        self.answer = Requests("the directory", handlers, refusals, log).answer
+        # A directory whose store cannot be written begins anew.
+        passing = StoreError, StaleEpochError
+        self.answer = Requests(
+            "the directory", handlers, (FleetError,), log, passing
+        ).answer
 
     def set_account(self, name: str, limit: float | None, kind: str) -> None:
         """Have an account with a limit of tokens in each of its windows, or have none."""
@@ -241,7 +249,9 @@ class DirectoryService:
         kill = read(args, KillChild)
         # Behind the `spawn` that came before: Trio begins tasks in any order.
         await trio.lowlevel.checkpoint()
-        await self._finish(self._directory.kill(kill.name, kill.signal, read_clocks()))
+        now = read_clocks()
+        step = self._directory.kill(kill.name, kill.signal, now, kill.child)
+        await self._finish(step)
 
     async def _forget(self, args: bytes) -> None:
         node = read(args, ForgetNode).node

@@ -14,7 +14,7 @@ import signal
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, ParamSpec, TypeVar
 
 import msgspec
 import trio
@@ -26,6 +26,7 @@ from supervisor.cluster.directory_service import (
     DECIDED,
     OVER,
     STARTED,
+    KillChild,
     Until,
     Waited,
     WaitFor,
@@ -56,7 +57,10 @@ LONGEST_LEAVE_S = 60.0
 """For a node to leave at `down`: its children have their time to end."""
 
 _NO_ARGS = b"{}"
-_ENDING: dict[int, str] = {signal.SIGTERM: "TERM", signal.SIGKILL: "KILL"}
+_ENDING: dict[int, Literal["TERM", "KILL"]] = {
+    signal.SIGTERM: "TERM",
+    signal.SIGKILL: "KILL",
+}
 """Signals that end a child for good: its node is asked until it answers."""
 
 _READING = (
@@ -84,10 +88,15 @@ class ChildArgs(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class KillArgs(msgspec.Struct, forbid_unknown_fields=True):
-    """Arguments of `kill`."""
+    """Arguments of `kill`.
+
+    Attributes:
+        child: see `KillChild`.
+    """
 
     name: str
     signal: str = "TERM"
+    child: str | None = None
 
 
 class OnArgs(msgspec.Struct, forbid_unknown_fields=True):
@@ -277,9 +286,12 @@ class Door:
         except OptionError as why:
             raise RequestError(f"cannot signal {args.name!r}: {why}") from None
         if number in _ENDING:
-            await self._ask("kill", {"name": args.name, "signal": _ENDING[number]})
+            kill = KillChild(args.name, _ENDING[number], args.child)
+            await self._ask("kill", kill)
             return
         child = await self._find(args.name)
+        if args.child not in (None, child.id):
+            raise RequestError(f"cannot signal {args.name!r}: it is another child now")
         if child.node is None or child.state not in {"running", "unknown"}:
             raise RequestError(
                 f"cannot signal {args.name!r}: it is {child.state}; see `fleet ps`"
@@ -357,9 +369,8 @@ class Door:
             await self._node.ask(str(child.node), "control", request)
 
     async def _end_held(self, child: ShownChild) -> None:
-        with suppress(RequestError):
-            if (await self._find(child.name)).id == child.id:
-                await self._ask("kill", {"name": child.name, "signal": "KILL"})
+        with suppress(RequestError):  # it has ended
+            await self._ask("kill", KillChild(child.name, "KILL", child.id))
 
     async def _note_held(self, words: dict[str, Any]) -> bool:
         """Note what a program holds; return False if it has no connection here.
@@ -369,7 +380,7 @@ class Door:
         args = msgspec.convert(words, HeldArgs)
         child = await self._find(args.name) if args.is_held else None
         held = self._held.get(args.holder)
-        if held is None:
+        if held is None or held.scope.cancel_called:
             return False
         if child is None:
             held.children.pop(args.name, None)

@@ -107,7 +107,7 @@ class FleetChild(Commands):
         """End the child with all that runs in it; a second call does nothing."""
         try:
             if self.state() not in {"ended", "lost"}:  # else the name may be another's
-                ask_again(self._client, "kill", {"name": self.name, "signal": "KILL"})
+                _kill(self._client, self.name, self._id)
                 ask_again(self._client, "wait", {"name": self.name})
         finally:
             if self._holder is not None:
@@ -214,16 +214,15 @@ def create(  # noqa: PLR0913 - one argument each, all by name
         "wait": wait,
     }
     row = _spawn(client, request, is_own_name=is_new)
+    child_id = row["id"]
     try:
-        while row["state"] in {"waiting", "placing"}:
-            pause()
-            row = ask_again(client, "find", {"name": name})
+        row = _placed(client, row)
         if holder is not None:
             holder.hold(name)
         child = FleetChild(client, row, holder)
         child.check()
     except BaseException:
-        _end(client, name)
+        _end(client, name, child_id)
         if holder is not None:
             holder.release(name)
         raise
@@ -245,14 +244,34 @@ def _spawn(client: FleetClient, request: dict[str, Any], *, is_own_name: bool) -
         raise
     except BaseException:  # it may be done, or under way
         if is_own_name:
-            _end(client, request["name"])
+            _end(client, request["name"], None)
         raise
     return row
 
 
-def _end(client: FleetClient, name: str) -> None:
+def _placed(client: FleetClient, row: Any) -> Any:
+    """Return a child once it has a place, or never will.
+
+    Raises:
+        FleetChildError: it has ended, and its name is another child's.
+    """
+    while row["state"] in {"waiting", "placing"}:
+        pause()
+        found = ask_again(client, "find", {"name": row["name"]})
+        if found["id"] != row["id"]:
+            raise FleetChildError(f"{row['name']} has ended; another child is that now")
+        row = found
+    return row
+
+
+def _end(client: FleetClient, name: str, child: str | None) -> None:
     with suppress(ControlError):  # it is over, or ends by its silence
-        ask_again(client, "kill", {"name": name, "signal": "KILL"})
+        _kill(client, name, child)
+
+
+def _kill(client: FleetClient, name: str, child: str | None) -> None:
+    words = {"name": name, "signal": "KILL", "child": child}
+    ask_again(client, "kill", words)
 
 
 def _work_in(client: FleetClient, workspace: str, node: str | None) -> dict[str, Any]:

@@ -18,7 +18,7 @@ import trio
 
 from hostlib.threads import in_thread
 from supervisor.cluster import daemon_socket
-from supervisor.cluster.daemon_socket import DaemonError, SilentDaemonError
+from supervisor.cluster.daemon_socket import DaemonError, UnavailableDaemonError
 from supervisor.cluster.requests import (
     Nothing,
     RequestError,
@@ -307,10 +307,10 @@ class NodeService:
     async def _ask_own(self, do: str, args: dict[str, Any]) -> msgspec.Raw:
         try:
             return await daemon_socket.ask(self._control, do, args)
-        except SilentDaemonError as why:
+        except UnavailableDaemonError as why:
             raise self._unavailable(why) from None
 
-    def _unavailable(self, why: SilentDaemonError) -> UnavailableError:
+    def _unavailable(self, why: UnavailableDaemonError) -> UnavailableError:
         return UnavailableError(f"cannot ask node {self.name!r}: {why}")
 
     async def _open_stream(self, args: bytes) -> int:
@@ -347,7 +347,7 @@ class NodeService:
             )
         try:
             return await reader.take(request.wait_s)
-        except SilentDaemonError as why:
+        except UnavailableDaemonError as why:
             raise self._unavailable(why) from None
 
     async def _close_stream(self, args: bytes) -> None:
@@ -398,7 +398,7 @@ class _StreamReader:
     def __init__(self) -> None:
         self.scope = trio.CancelScope()
         self._send, self._items = trio.open_memory_channel[msgspec.Raw](MOST_ITEMS)
-        self._error: DaemonError | None = SilentDaemonError("its stream was cut")
+        self._error: DaemonError | None = UnavailableDaemonError("its stream was cut")
         self._is_taking = False
         self._renew()
 

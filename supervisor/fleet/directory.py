@@ -604,16 +604,24 @@ class Directory:
         )
         self._put_child(row, step)
 
-    def kill(self, name: str, signal: str, now: Moment) -> Step:
+    def kill(
+        self, name: str, signal: str, now: Moment, child: str | None = None
+    ) -> Step:
         """End a child; its node is asked until it answers.
 
+        Args:
+            name: of the child.
+            signal: ``TERM`` or ``KILL``.
+            now: the time.
+            child: its id; None for whatever child has that name.
+
         Raises:
-            FleetError: there is none of that name.
+            FleetError: there is none of that name, or with another id.
         """
         step = Step()
         self._expire(now, step)
         row = self._children.get(self._names.get(name, ""))
-        if row is None:
+        if row is None or child not in (None, row.id):
             raise FleetError(f"cannot end {name!r}: no such child; see `fleet ps`")
         self._sent[row.id] = now.clock_s
         self._on_child(replace(row, signal=signal), ChildEvent.KILL, step)

@@ -70,7 +70,7 @@ async def test_a_directory_whose_store_has_another_epoch_ends(tmp_path: Path) ->
                 other.execute("UPDATE epoch SET number = number + 1")
             other.close()
             is_done, text = await start.answer(VERSION, "spawn", SPAWN)
-            assert (is_done, b"its epoch is 2" in text) == (False, True)
+            assert (is_done, b"its epoch is 2" in text) == (None, True)
 
 
 # spec FL2, FL11: as a full disk does.

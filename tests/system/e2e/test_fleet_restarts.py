@@ -115,6 +115,19 @@ async def end_then_go_away(scene: Doors, part: str) -> None:
     await scene.gone(part)
 
 
+# spec FL3: its daemon forgets it at once, and has no log of it.
+async def test_run_of_a_child_that_ends_in_silence(tmp_path: Path) -> None:
+    async with two_nodes(tmp_path) as scene:
+
+        async def end() -> None:
+            assert await states(scene) == ["ended"]
+
+        scene.meanwhile("a", "find", end)
+        script = "exit 4"
+        done = await run_in(scene, "--node", "b", "--", "sh", "-c", script, data=b"in")
+        assert (done.status, done.out, done.err) == (4, b"", b"")
+
+
 # spec FL3, FL8
 @PARTS
 async def test_run_that_is_ended_meanwhile_ends_its_child(
@@ -222,6 +235,12 @@ async def test_create_without_an_answer_leaves_no_child(tmp_path: Path) -> None:
         child = await scene.call(make, name="box")
         with pytest.raises(fleet.ControlError, match="'box'"):
             await scene.call(make, name="box")
+        assert await scene.call(child.state) == "running"
+        client = scene.client("a")
+        for signal_name in ("KILL", "USR1"):
+            words = {"name": "box", "signal": signal_name, "child": "another"}
+            with pytest.raises(fleet.ControlError, match="'box'"):
+                await scene.call(client.ask, "kill", words)
         assert await scene.call(child.state) == "running"
         await scene.call(child.stop)
 
