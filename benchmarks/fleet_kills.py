@@ -34,9 +34,6 @@ GONE_S, TOLD_S, PLACED_S = 6.0, 7.0, 10.0
 """Limits, from the kill (FL8, and the aims of the fleet); a lease is 5 s, and may be
 renewed once more in the second in which Ray notices the end of its raylet."""
 
-PAUSED = "stop machine"
-"""In a machine that is paused nothing ends before it goes on (FL6)."""
-
 FAULTS = (AssertionError, ControlError, OSError, SubprocessError, ValueError)
 """Of a kill, or of the fleet around it."""
 
@@ -99,7 +96,7 @@ def row_of_times(name: str, figures: Mapping[str, Figures], limit_s: float) -> R
     times: dict[str, list[float]] = {
         kind: getattr(one, name.partition(" ")[0])
         for kind, one in figures.items()
-        if one.rounds and (name, kind) != ("gone", PAUSED)
+        if one.rounds
     }
     every = [time_s for some in times.values() for time_s in some]
     middles = {kind: statistics.median(some) for kind, some in times.items() if some}
