@@ -382,25 +382,13 @@ _command = click.argument("command", metavar="-- COMMAND [ARG]...", nargs=-1)
 @json_option
 def spawn(control: str | None, *, as_json: bool, **given: Any) -> int:
     """Start children on nodes with room; return when they are started."""
-    from supervisor.control.client import (  # noqa: PLC0415 - for this alone
-        ControlError,
-        RefusedError,
-    )
-
     name = given.pop("name")
     if name is None:
         name = f"child-{os.urandom(4).hex()}"
     request = _request(name, **given)
 
     def use(client: FleetClient) -> Any:
-        try:
-            return _spawn(client, request, given["workspace"])
-        except RefusedError:
-            raise
-        except ControlError as why:
-            raise FleetRefusal(
-                f"{why}; {name!r} may be started all the same: see `sandhost fleet ps`"
-            ) from None
+        return _spawn(client, request, given["workspace"])
 
     rows = _with_client(control, use)
     if as_json:
@@ -415,10 +403,22 @@ def _spawn(
 ) -> list[dict[str, Any]]:
     """Start children that work in a directory of this node, if one is given."""
     from hostlib.paths import absolute  # noqa: PLC0415 - for this alone
+    from supervisor.control.client import (  # noqa: PLC0415 - as above
+        ControlError,
+        RefusedError,
+    )
 
     if workspace is not None:
         request["program"]["base"] = client.pack(absolute(workspace))
-    return list(client.ask("spawn", request))
+    try:
+        return list(client.ask("spawn", request))
+    except RefusedError:
+        raise
+    except ControlError as why:
+        raise type(why)(
+            f"{why}; {request['name']!r} may be started all the same: see `sandhost fleet"
+            " ps`"
+        ) from None
 
 
 def _request(name: str, command: tuple[str, ...], **given: Any) -> dict[str, Any]:
@@ -563,33 +563,14 @@ def _tell_changes(client: FleetClient, name: str) -> None:
 def _follow(client: FleetClient, name: str) -> int:
     """Pass stdin on and print a child's log until it is over; return its exit status."""
     from supervisor.cluster.commands import (  # noqa: PLC0415 - of `run` alone
-        PATIENCE_S,
         ask_again,
         pause,
     )
-    from supervisor.control.client import (  # noqa: PLC0415 - as above
-        ControlError,
-        RefusedError,
-    )
 
-    given, offset, until_s = _Stdin(client, name), 0, math.inf
-    while (state := _find(client, name)["state"]) != "lost":
-        words = {"follow": True, "offset": offset}
-        try:
-            for entry in client.logs(name, words, out_fd(), beside=given.pass_on):
-                tell_missed("sandhost fleet run", entry.offset - offset)
-                _print_entry(entry)
-                offset, until_s = entry.offset + len(entry.data), math.inf
+    output = _Output(client, name)
+    while (child := _find(client, name))["state"] != "lost":
+        if output.read(child):
             break
-        except ControlError as why:  # cut off, while the child goes on
-            if state != "ended":
-                pause()
-                continue
-            if isinstance(why, RefusedError):  # there is no log: it has said nothing
-                break
-            until_s = min(until_s, time.monotonic() + PATIENCE_S)
-            if time.monotonic() >= until_s:
-                raise
         pause()
     child = ask_again(client, "wait", {"name": name})
     if child["status"] is None:
@@ -597,14 +578,80 @@ def _follow(client: FleetClient, name: str) -> int:
     return int(child["status"])
 
 
+class _Output:
+    """A child's log, on its way to this command's output, and its input the other way.
+
+    Args:
+        client: asks the fleet.
+        name: of the child.
+    """
+
+    def __init__(self, client: FleetClient, name: str) -> None:
+        self._client = client
+        self._name = name
+        self._given = _Stdin(client, name)
+        self._offset = 0
+        self._until_s = math.inf  # when faults are borne no longer
+
+    def read(self, child: dict[str, Any]) -> bool:
+        """Print what there is; return False where it was cut, and may be read again.
+
+        Raises:
+            FleetRefusal: the log of a child that has ended cannot be read.
+        """
+        from supervisor.control.client import (  # noqa: PLC0415 - of `run` alone
+            NO_LOG,
+            ControlError,
+            RefusedError,
+        )
+
+        words = {"follow": True, "offset": self._offset}
+        try:
+            entries = self._client.logs(self._name, words, beside=self._given.pass_on)
+            for entry in entries:
+                tell_missed("sandhost fleet run", entry.offset - self._offset)
+                _print_entry(entry)
+                self._offset = entry.offset + len(entry.data)
+                self._until_s = math.inf
+        except ControlError as why:
+            is_over = child["state"] == "ended"
+            if is_over and isinstance(why, RefusedError) and NO_LOG in str(why):
+                return not self._offset or self._give_up(child, why)
+            # A child that runs is not ended for its log, however long it is away.
+            return is_over and self._is_late() and self._give_up(child, why)
+        return True
+
+    def _is_late(self) -> bool:
+        from supervisor.cluster.commands import PATIENCE_S  # noqa: PLC0415 - as above
+
+        self._until_s = min(self._until_s, time.monotonic() + PATIENCE_S)
+        return time.monotonic() >= self._until_s
+
+    def _give_up(self, child: dict[str, Any], why: CommandError) -> bool:
+        raise FleetRefusal(
+            f"{why}; {self._name} has ended with status {child['status']}, and its last"
+            " output is missing"
+        )
+
+
 def _print_entry(entry: LogEntry) -> None:
     """Print a piece of a child's log on the streams that it came from."""
     for mark, data in parts_of(entry):
         if mark is not None and mark.stream == "err":
-            with contextlib.suppress(BrokenPipeError):
-                os.write(2, data)
+            _write_stderr(data)
         else:
             stream_bytes(data)
+
+
+def _write_stderr(data: bytes) -> None:
+    """Write to stderr, or to nobody where that cannot be written."""
+    while data:
+        try:
+            data = data[os.write(2, data) :]
+        except BlockingIOError:
+            select.select((), (2,), ())
+        except OSError:
+            return
 
 
 class _Stdin:
@@ -630,7 +677,8 @@ class _Stdin:
                 if not select.select((0,), (), (), 0)[0]:
                     return 0, math.inf
                 self._piece = _read_stdin()
-            return -1, self._offer(self._piece)
+            if self._piece is not None:
+                return -1, self._offer(self._piece)
         return -1, math.inf
 
     def _offer(self, piece: bytes) -> float:
@@ -670,10 +718,12 @@ class _Stdin:
         return 0.0 if answer["is_taken"] or self._is_over else FULL_S
 
 
-def _read_stdin() -> bytes:
-    """Return what has come; nothing at the end, or where there is no input."""
+def _read_stdin() -> bytes | None:
+    """Return what has come, b"" at the end or where there is no input; None for nothing."""
     try:
         return os.read(0, PIECE_BYTES)
+    except BlockingIOError:  # another process reads it, too
+        return None
     except OSError:
         return b""
 

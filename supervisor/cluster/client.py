@@ -207,7 +207,7 @@ class FleetClient:
                 yield base64.b64decode(item["data"])
 
     def _fault(self, why: ControlError) -> ControlError:
-        """Return why there is no result, without who said so."""
+        """Return a fault in words for a user of the fleet."""
         if isinstance(why, RefusedError | UnavailableError):
             return type(why)(refusal(str(why)))
         if is_deaf(self.door):
@@ -231,6 +231,6 @@ def is_there(door: str) -> bool:
 
 
 def refusal(text: str) -> str:
-    """Return why something was refused, without who said so."""
+    """Return the reason of a refusal without the path of the socket."""
     _, said, reason = text.partition(" refused: ")
     return reason if said else text

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from supervisor.control.client import ControlError, RefusedError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from supervisor.cluster.client import FleetClient
 
@@ -93,6 +93,7 @@ class Commands:
     def __init__(self, client: FleetClient, seat: Seat) -> None:
         self._client = client
         self._seat = seat
+        self._log_end = 0  # as it was told last
 
     def check(self) -> None:
         """Return once the child has answered: its walls are up, and it takes commands.
@@ -224,16 +225,45 @@ class Commands:
 
     def _give_up(self, key: str) -> None:
         """End a request that nobody waits for any more; its child may have ended."""
-        try:
-            self._send({"id": key, "do": "end"})
-        except FleetChildError:
-            return
+        with suppress(ControlError):
+            self._client.ask("on", self._input({"id": key, "do": "end"}))
 
     def _send(self, request: dict[str, Any]) -> int:
         """Send a request; return where the child's log ended before.
 
         Raises:
             FleetChildError: it is too long, or the child is not there any more.
+        """
+        words = self._input(request)
+        before = self._log_end
+        is_repeated = False
+
+        def look() -> None:
+            nonlocal is_repeated
+            is_repeated = True
+            self._check_there()
+
+        try:
+            while not (answer := ask_again(self._client, "on", words, look))[
+                "is_taken"
+            ]:
+                if answer["is_closed"]:
+                    raise self._gone() or FleetChildError(
+                        f"cannot ask {self._seat.name}: it takes no more commands; make"
+                        " another child"
+                    )
+                pause()
+        except ControlError as why:
+            raise self._gone() or FleetChildError(str(why)) from None
+        self._log_end = int(answer["log_end"])
+        # The first attempt may have been taken, and answered since.
+        return before if is_repeated else self._log_end
+
+    def _input(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Return what brings a request to the child.
+
+        Raises:
+            FleetChildError: it is too long.
         """
         data = json.dumps(request).encode() + b"\n"
         if len(data) > MOST_REQUEST_BYTES:
@@ -247,18 +277,23 @@ class Commands:
             "child": self._seat.child,
             "incarnation": self._seat.incarnation,
         }
-        words = {"node": self._seat.node, "do": "input", "args": args}
+        return {"node": self._seat.node, "do": "input", "args": args}
+
+    def _check_there(self) -> None:
+        """Return if the child may be there, without waiting for a part that is away.
+
+        Raises:
+            FleetChildError: it is not.
+        """
         try:
-            while not (answer := ask_again(self._client, "on", words))["is_taken"]:
-                if answer["is_closed"]:
-                    raise self._gone() or FleetChildError(
-                        f"cannot ask {self._seat.name}: it takes no more commands; make"
-                        " another child"
-                    )
-                pause()
-            return int(answer["log_end"])
-        except ControlError as why:
-            raise self._gone() or FleetChildError(str(why)) from None
+            row = self._client.ask("find", {"name": self._seat.name})
+        except RefusedError as why:
+            raise FleetChildError(str(why)) from None
+        except ControlError:
+            return
+        gone = self._end_of(row)
+        if gone is not None:
+            raise gone
 
     def _answers(self, key: str, offset: int) -> Iterator[dict[str, Any]]:
         """Yield the answers to a request, the outcome last.
@@ -301,6 +336,11 @@ class Commands:
             row = ask_again(self._client, "find", {"name": name})
         except ControlError as why:
             return FleetChildError(str(why))
+        return self._end_of(row)
+
+    def _end_of(self, row: dict[str, Any]) -> FleetChildError | None:
+        """Return what says that a child is over that the fleet shows so."""
+        name = self._seat.name
         found = row["id"], row["incarnation"]
         is_same = found == (self._seat.child, self._seat.incarnation)
         if is_same and row["state"] in {"running", "unknown"}:
@@ -310,8 +350,19 @@ class Commands:
         return FleetChildError(f"{name} on node {self._seat.node} is {state}: {reason}")
 
 
-def ask_again(client: FleetClient, do: str, args: dict[str, Any]) -> Any:
+def ask_again(
+    client: FleetClient,
+    do: str,
+    args: dict[str, Any],
+    look: Callable[[], None] = lambda: None,
+) -> Any:
     """Return what the door answers, also where a part of the fleet is started again.
+
+    Args:
+        client: asks the fleet.
+        do: what.
+        args: its arguments.
+        look: called before each further attempt; may raise to give up.
 
     Raises:
         RefusedError: it refuses.
@@ -328,6 +379,7 @@ def ask_again(client: FleetClient, do: str, args: dict[str, Any]) -> Any:
             until_s = min(until_s, now_s + PATIENCE_S)
             if now_s >= until_s:
                 raise
+        look()
         pause()
 
 

@@ -369,7 +369,7 @@ class Door:
             await self._node.ask(str(child.node), "control", request)
 
     async def _end_held(self, child: ShownChild) -> None:
-        with suppress(RequestError):  # it has ended
+        with suppress(RequestError):  # it has ended, or ends by its silence
             await self._ask("kill", KillChild(child.name, "KILL", child.id))
 
     async def _note_held(self, words: dict[str, Any]) -> bool:

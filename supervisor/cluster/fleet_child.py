@@ -139,12 +139,12 @@ class FleetChild(Commands):
         Raises:
             FleetChildError: the name is another child's by now.
         """
-        if self._client.ask("find", {"name": self.name})["id"] != self._id:
+        if ask_again(self._client, "find", {"name": self.name})["id"] != self._id:
             raise FleetChildError(
                 f"cannot ask for the workspace of {self.name}: another child has that"
                 f" name by now; see `sandhost workspace list` on node {self.node}"
             )
-        return self._client.ask("workspace", {"name": self.name})
+        return ask_again(self._client, "workspace", {"name": self.name})
 
     def _do_verb(self, verb: str, words: dict[str, Any]) -> Any:
         return self._client.do_verb(*self._workspace(), verb, words)
@@ -230,7 +230,7 @@ def create(  # noqa: PLR0913 - one argument each, all by name
 
 
 def _spawn(client: FleetClient, request: dict[str, Any], *, is_own_name: bool) -> Any:
-    """Return a child whose order was given; one that is not answered leaves none.
+    """Return a child that was ordered; an order without an answer leaves no child.
 
     Args:
         client: asks the fleet.
@@ -259,7 +259,10 @@ def _placed(client: FleetClient, row: Any) -> Any:
         pause()
         found = ask_again(client, "find", {"name": row["name"]})
         if found["id"] != row["id"]:
-            raise FleetChildError(f"{row['name']} has ended; another child is that now")
+            raise FleetChildError(
+                f"cannot use {row['name']}: it has ended, and another child has that"
+                " name; make another"
+            )
         row = found
     return row
 

@@ -34,8 +34,8 @@ MAX_LOGS_KEPT = 1000
 MOST_RINGS_TOLD = 100
 """Most reported rings: each takes a look at all children."""
 
-# signal(7): their default is to stop or continue a program, or nothing. So is SIGWINCH's,
-# by which servers end gracefully.
+# signal(7): their default is to stop or continue a program, or nothing. SIGWINCH is left
+# out: servers end gracefully by it.
 _NOT_TO_END = frozenset(
     {
         signal.SIGCHLD,

@@ -5,10 +5,10 @@ one JSON object a line each way:
 
     {"v":1,"do":"ps"}  ->  {"v":1,"ok":true,"result":[...]}  or  {"v":1,"ok":false,"error":"..."}
 
-A refusal has ``"unavailable":true`` where the same may be asked again. An order has arguments: ``{"v":1,"do":"kill","args":{"name":"web"}}``. A stream is
-answered by ``{"v":1,"item":...}`` lines and ``{"v":1,"end":true}``. A host that is
-silent for a while sends
-a space: JSON's white space before the next line.
+A refusal has ``"unavailable":true`` where the same may be asked again. An order has
+arguments: ``{"v":1,"do":"kill","args":{"name":"web"}}``. A stream is answered by
+``{"v":1,"item":...}`` lines and ``{"v":1,"end":true}``. A host that is silent for a
+while sends a space: JSON's white space before the next line.
 """
 
 from __future__ import annotations
@@ -57,6 +57,9 @@ for the first byte and for each next one."""
 
 MAX_REPLY_BYTES = 256 * 1024 * 1024
 """Longest answer: a row has some 300 bytes, a host a million files."""
+
+NO_LOG = "no log of"
+"""Begins the refusal of a log that is not there, as of a child that said nothing."""
 
 _RECEIVE_BYTES = 65_536
 _INSTANT_S = 0.001  # 0 is another mode of a socket

@@ -16,11 +16,13 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import msgspec
 import trio
 
+from hostlib.listener import OUT_OF_RESOURCES
 from hostlib.segments import extent, last_lines, read_at
 from hostlib.threads import in_thread
 from supervisor.config.child import is_child_name
 from supervisor.control.blockers import MAX_NAMED
-from supervisor.control.server import OrderError, Orders, Send
+from supervisor.control.client import NO_LOG
+from supervisor.control.server import OrderError, Orders, Send, UnavailableError
 from supervisor.kept_children.log_marks import marks_between, offset_since
 
 if TYPE_CHECKING:
@@ -132,7 +134,7 @@ class DaemonStreams:
         name = args.name if kept is None else kept.name
         directory = f"{self._log_dir}/{name}"
         if kept is None and not await self._has_log(name):
-            raise OrderError(f"no log of {name!r}: there is no such child")
+            raise OrderError(f"{NO_LOG} {name!r}: there is no such child")
         log = None if kept is None else kept.log
         follow = args.follow and log is not None
 
@@ -225,7 +227,8 @@ async def _read_disk(read: Callable[..., T], directory: str, *args: object) -> T
     try:
         return await in_thread(read, directory, *args)
     except OSError as why:
-        raise OrderError(f"cannot read {directory}: {why.strerror}") from None
+        kind = UnavailableError if why.errno in OUT_OF_RESOURCES else OrderError
+        raise kind(f"cannot read {directory}: {why.strerror}") from None
 
 
 async def _begin(

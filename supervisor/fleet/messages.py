@@ -319,7 +319,7 @@ class SliceRefused(_Message, frozen=True):
     """The account has no room for the request.
 
     Attributes:
-        is_held: it would have, were slices that are out not full of calls.
+        is_held: calls that go on hold it; there is room once they have ended.
     """
 
     epoch: int

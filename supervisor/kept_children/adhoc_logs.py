@@ -102,7 +102,7 @@ def _last_start_ns(top: Path) -> int | None:
     """Return when a child of this log was started last; None if it was configured."""
     with contextlib.suppress(OSError):
         return (top / _MARK).lstat().st_mtime_ns
-    with contextlib.suppress(OSError):  # a name that no configured child of theirs had
+    with contextlib.suppress(OSError):  # of a daemon that made no marks
         return top.lstat().st_mtime_ns if _number(top.name) else None
     return None
 

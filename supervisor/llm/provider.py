@@ -114,7 +114,7 @@ def strip_url(url: str) -> str:
 
 
 _SETTING = re.compile(r"true|false|[0-9]{4}-[0-9]{2}-[0-9]{2}(-preview)?")
-"""A value in an address that is no key.  Any other may be one, however short it is."""
+"""A value in an address that is no key; any other may be one."""
 
 
 def credentials_of(url: str) -> Iterator[str]:
@@ -131,8 +131,8 @@ def credentials_of(url: str) -> Iterator[str]:
         yield word if colon else name
         yield unquote(word if colon else name)
     for pair in parts.query.split("&"):
-        name, equals, value = pair.partition("=")
-        text = value if equals else name
+        name, _, value = pair.partition("=")
+        text = value or name
         if name != "api-version" and not _SETTING.fullmatch(text):
             yield text
             yield unquote(text)

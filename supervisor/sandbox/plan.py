@@ -256,7 +256,8 @@ class Plan:
         network: ``none``, ``host``, ``rules`` or ``learn``.
         machine: what is known of the machine.
         missing: reason by layer that this child goes without.
-        vanished: of these, those made for it that were gone; the machine has them.
+        vanished: of these, layers whose part for this child was gone before it was put
+            on. Other children have them.
     """
 
     profile: Profile

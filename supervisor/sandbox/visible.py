@@ -271,7 +271,7 @@ def _list_etc() -> Iterator[str]:
 def common_view() -> View:
     """Return what every child sees: the system and this program, nothing of a child's."""
     mtimes_ns = tuple(map(_mtime_ns, ("/etc", *_BESIDE_KEYS)))
-    if time.time_ns() - max(mtimes_ns) < _TICK_NS:
+    if 0 <= time.time_ns() - max(mtimes_ns) < _TICK_NS:
         return _find_common_view()
     return _common_view_at(mtimes_ns)
 
