@@ -719,7 +719,7 @@ class _Stdin:
 
 
 def _read_stdin() -> bytes | None:
-    """Return what has come, b"" at the end or where there is no input; None for nothing."""
+    """Return what has come; None for nothing yet, b"" at the end or without input."""
     try:
         return os.read(0, PIECE_BYTES)
     except BlockingIOError:  # another process reads it, too
