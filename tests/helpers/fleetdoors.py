@@ -54,7 +54,7 @@ class Others:
     Attributes:
         is_killed: the actor is gone; nothing that it says on its way arrives.
         meanwhile: done once, before the next answer of the directory to what it names.
-        failing: requests of which the directory's next answer is lost.
+        failing: requests of which the next answer is lost.
         may_arrive: requests reach the directory once it is set; None: at once.
     """
 
@@ -76,9 +76,7 @@ class Others:
             self.scene.missed.set()
             raise UnavailableError("cannot reach the fleet's directory: it has ended")
         answer = await self._directory_answers(do, args)
-        if do in self.failing:
-            self.failing.remove(do)
-            raise UnavailableError("the fleet's directory does not answer within 8 s")
+        self._lose(do)
         if self.meanwhile is not None and self.meanwhile[0] == do:
             (_, happen), self.meanwhile = self.meanwhile, None
             await happen()
@@ -106,7 +104,13 @@ class Others:
         if reply is None or self.scene.nodes.get(node) is not actor:
             self.scene.missed.set()
             raise UnavailableError(f"cannot reach node {node!r}")
+        self._lose(do)
         return result_of(reply)
+
+    def _lose(self, do: str) -> None:
+        if do in self.failing:
+            self.failing.remove(do)
+            raise UnavailableError(f"the fleet's directory does not answer to {do!r}")
 
     def _check(self) -> None:
         if self.is_killed:
@@ -156,7 +160,7 @@ class Doors:
         self._others[node].meanwhile = do, happen
 
     def lose_answer(self, node: str, do: str) -> None:
-        """Have a node not get the next answer of the directory to a request."""
+        """Have a node not get the next answer of another part to a request."""
         self._others[node].failing.add(do)
 
     def hold_requests(self, node: str) -> trio.Event:

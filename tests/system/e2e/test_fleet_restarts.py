@@ -223,6 +223,18 @@ async def test_stop_waits_for_a_part_that_is_away(tmp_path: Path, part: str) -> 
         assert await states(scene) == ["ended"]
 
 
+# spec FL3: the command runs once, and has ended before the second attempt.
+async def test_exec_whose_request_is_repeated_has_its_answer(tmp_path: Path) -> None:
+    async with two_nodes(tmp_path) as scene:
+        make = partial(fleet.create, "repo", node="b", control=scene.control("a"))
+        child = await scene.call(make)
+        scene.lose_answer("a", "control")
+        script = "echo once >> runs; cat runs"
+        done = await scene.call(child.exec, ["sh", "-c", script])
+        assert (done.status, done.out) == (0, b"once\n")
+        await scene.call(child.stop)
+
+
 # spec FL3
 async def test_create_without_an_answer_leaves_no_child(tmp_path: Path) -> None:
     async with two_nodes(tmp_path) as scene:
