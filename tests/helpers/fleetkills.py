@@ -37,6 +37,9 @@ STOPPED_S = 20.0
 BACK_S = 20.0
 """For a node to come back by itself; then it leaves and joins again."""
 
+CALM_LOOKS = 10
+"""Of processes that go on: none is stopped in so many looks."""
+
 PATIENCE_S = 240.0
 
 CONFIG = """
@@ -325,6 +328,29 @@ def killed(machine: Machine, kind: str) -> Iterator[None]:
         send(pids, signal.SIGSTOP)
         yield
         send(pids, signal.SIGCONT)
+        go_on(machine)
+
+
+def go_on(machine: Machine) -> None:
+    """Have all processes of a machine go on.
+
+    nsenter(1), by which another thread asks this machine something, stops itself once it
+    sees that its child was stopped: also after it was told to go on.
+    """
+    calm = 0
+    while calm < CALM_LOOKS:
+        stopped = [pid for pid in machine.pids() if is_stopped(pid)]
+        send(stopped, signal.SIGCONT)
+        calm = 0 if stopped else calm + 1
+        pause(0.05)
+
+
+def is_stopped(pid: int) -> bool:
+    """Return whether a process is stopped by a signal."""
+    with suppress(OSError):
+        status = Path(f"/proc/{pid}/stat").read_text()
+        return status.rpartition(")")[2].split()[0] == "T"
+    return False
 
 
 def pids_of(machine: Machine, what: str) -> list[int]:
