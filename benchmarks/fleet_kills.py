@@ -4,7 +4,7 @@ The fleet is one of its own, with leases of their usual length, and ends with th
 """
 
 import statistics
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from subprocess import SubprocessError
 
@@ -83,21 +83,22 @@ def rows_of_kills(count: int) -> list[Row]:
     twice = [one.name for one in kills.remains if one.ran_twice]
     left = [what for one in kills.remains for what in one.left]
     return [
-        row_of_times("gone", fleet.figures, GONE_S),
-        row_of_times("told", fleet.figures, TOLD_S),
-        row_of_times("placed again", fleet.figures, PLACED_S),
+        row_of_times("gone", fleet.figures, lambda one: one.gone, GONE_S),
+        row_of_times("told", fleet.figures, lambda one: one.told, TOLD_S),
+        row_of_times("placed again", fleet.figures, lambda one: one.placed, PLACED_S),
         Row(f"ran twice, after {name}", len(twice), "", at_most(0), ", ".join(twice)),
         Row(f"left behind, after {name}", len(left), "", at_most(0), ", ".join(left)),
     ]
 
 
-def row_of_times(name: str, figures: Mapping[str, Figures], limit_s: float) -> Row:
+def row_of_times(
+    name: str,
+    figures: Mapping[str, Figures],
+    times_of: Callable[[Figures], list[float]],
+    limit_s: float,
+) -> Row:
     """Return the slowest of all kinds; the middle of each beside it."""
-    times: dict[str, list[float]] = {
-        kind: getattr(one, name.partition(" ")[0])
-        for kind, one in figures.items()
-        if one.rounds
-    }
+    times = {kind: times_of(one) for kind, one in figures.items() if one.rounds}
     every = [time_s for some in times.values() for time_s in some]
     middles = {kind: statistics.median(some) for kind, some in times.items() if some}
     said = ", ".join(f"{kind} {middle_s:.1f}" for kind, middle_s in middles.items())

@@ -10,7 +10,6 @@ import os
 import select
 import signal as signals
 import sys
-import time
 from ipaddress import IPv4Address
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +42,7 @@ if TYPE_CHECKING:
     from supervisor.client import LogEntry
     from supervisor.cluster.admission import Entered, Options
     from supervisor.cluster.client import FleetClient
+    from supervisor.cluster.commands import Patience
 
 
 NOT_RUN = 125
@@ -487,7 +487,8 @@ def _run_child(
     client: FleetClient, request: dict[str, Any], workspace: str | None
 ) -> int:
     """Start a child and pass its input and output; return the exit status of `run`."""
-    from supervisor.control.client import ControlError  # noqa: PLC0415 - for this alone
+    from supervisor.cluster.commands import wait_placed  # noqa: PLC0415 - of `run` alone
+    from supervisor.control.client import ControlError  # noqa: PLC0415 - as above
 
     name = request["name"]
     try:
@@ -496,7 +497,7 @@ def _run_child(
         print_stderr("sandhost fleet run", str(why))
         try:
             # An order that was not answered may be done, or under way.
-            child = _decided(client, name)
+            child = wait_placed(client, _find(client, name))
         except ControlError:
             _end(client, name)
             return NOT_RUN
@@ -511,15 +512,6 @@ def _run_child(
     if workspace is not None:
         _tell_changes(client, name)
     return status
-
-
-def _decided(client: FleetClient, name: str) -> dict[str, Any]:
-    """Return a child once it has begun, or never will."""
-    while True:
-        child: dict[str, Any] = _find(client, name)
-        if child["state"] not in {"waiting", "placing"}:
-            return child
-        select.select((), (), (), FULL_S)
 
 
 def _find(client: FleetClient, name: str) -> Any:
@@ -591,7 +583,7 @@ class _Output:
         self._name = name
         self._given = _Stdin(client, name)
         self._offset = 0
-        self._until_s = math.inf  # when faults are borne no longer
+        self._patience = _patience()
 
     def read(self, child: dict[str, Any]) -> bool:
         """Print what there is; return False where it was cut, and may be read again.
@@ -612,26 +604,20 @@ class _Output:
                 tell_missed("sandhost fleet run", entry.offset - self._offset)
                 _print_entry(entry)
                 self._offset = entry.offset + len(entry.data)
-                self._until_s = math.inf
+                self._patience.renew()
         except ControlError as why:
-            is_over = child["state"] == "ended"
-            if is_over and isinstance(why, RefusedError) and NO_LOG in str(why):
-                return not self._offset or self._give_up(child, why)
-            # A child that runs is not ended for its log, however long it is away.
-            return is_over and self._is_late() and self._give_up(child, why)
+            if child["state"] != "ended":
+                return False  # one that runs is not ended because its log is away
+            has_no_log = isinstance(why, RefusedError) and NO_LOG in str(why)
+            if has_no_log and not self._offset:
+                return True  # it has said nothing
+            if has_no_log or self._patience.is_over():
+                raise FleetRefusal(
+                    f"{why}; {self._name} has ended with status {child['status']}, and"
+                    " its last output is missing"
+                ) from None
+            return False
         return True
-
-    def _is_late(self) -> bool:
-        from supervisor.cluster.commands import PATIENCE_S  # noqa: PLC0415 - as above
-
-        self._until_s = min(self._until_s, time.monotonic() + PATIENCE_S)
-        return time.monotonic() >= self._until_s
-
-    def _give_up(self, child: dict[str, Any], why: CommandError) -> bool:
-        raise FleetRefusal(
-            f"{why}; {self._name} has ended with status {child['status']}, and its last"
-            " output is missing"
-        )
 
 
 def _print_entry(entry: LogEntry) -> None:
@@ -654,6 +640,12 @@ def _write_stderr(data: bytes) -> None:
             return
 
 
+def _patience() -> Patience:
+    from supervisor.cluster.commands import Patience  # noqa: PLC0415 - of `run` alone
+
+    return Patience()
+
+
 class _Stdin:
     """This command's standard input, on its way to a child.
 
@@ -667,7 +659,7 @@ class _Stdin:
         self._name = name
         self._at = 0
         self._piece: bytes | None = None  # read, and not taken yet
-        self._until_s = math.inf  # when refusals are borne no longer
+        self._patience = _patience()  # with refusals
         self._is_over = False
 
     def pass_on(self) -> tuple[int, float]:
@@ -687,10 +679,7 @@ class _Stdin:
         Raises:
             FleetRefusal: it has been refused for too long.
         """
-        from supervisor.cluster.commands import (  # noqa: PLC0415 - of `run` alone
-            PATIENCE_S,
-            PAUSE_S,
-        )
+        from supervisor.cluster.commands import PAUSE_S  # noqa: PLC0415 - of `run` alone
         from supervisor.control.client import (  # noqa: PLC0415 - as above
             ControlError,
             RefusedError,
@@ -703,14 +692,12 @@ class _Stdin:
                 "on", {"child": self._name, "do": "input", "args": args}
             )
         except RefusedError as why:  # it may just have ended: then so does its log
-            now_s = time.monotonic()
-            self._until_s = min(self._until_s, now_s + PATIENCE_S)
-            if now_s >= self._until_s:
+            if self._patience.is_over():
                 raise FleetRefusal(str(why)) from None
             return PAUSE_S
         except ControlError:
             return PAUSE_S
-        self._until_s = math.inf
+        self._patience.renew()
         self._is_over = answer["is_closed"]
         if answer["is_taken"]:
             self._at += len(piece)

@@ -368,19 +368,53 @@ def ask_again(
         RefusedError: it refuses.
         ControlError: there is no answer for `PATIENCE_S`.
     """
-    until_s = math.inf
+    patience = Patience()
     while True:
         try:
             return client.ask(do, args)
         except RefusedError:
             raise
         except ControlError:
-            now_s = time.monotonic()
-            until_s = min(until_s, now_s + PATIENCE_S)
-            if now_s >= until_s:
+            if patience.is_over():
                 raise
         look()
         pause()
+
+
+class Patience:
+    """How long faults in a row are borne: `PATIENCE_S` from the first one."""
+
+    def __init__(self) -> None:
+        self._until_s = math.inf
+
+    def is_over(self) -> bool:
+        """Note a fault; return whether it is borne no longer."""
+        now_s = time.monotonic()
+        self._until_s = min(self._until_s, now_s + PATIENCE_S)
+        return now_s >= self._until_s
+
+    def renew(self) -> None:
+        """Begin anew: what failed has succeeded."""
+        self._until_s = math.inf
+
+
+def wait_placed(client: FleetClient, row: Any) -> Any:
+    """Return a child once it has a place, or never will.
+
+    Raises:
+        ControlError: the fleet refuses, or does not answer.
+        FleetChildError: it has ended, and its name is another child's.
+    """
+    while row["state"] in {"waiting", "placing"}:
+        pause()
+        found = ask_again(client, "find", {"name": row["name"]})
+        if found["id"] != row["id"]:
+            raise FleetChildError(
+                f"cannot use {row['name']}: it has ended, and another child has that"
+                " name; make another"
+            )
+        row = found
+    return row
 
 
 def pause() -> None:

@@ -153,9 +153,9 @@ class DirectoryService:
             "wait": self._wait,
         }
         # A directory whose store cannot be written begins anew.
-        passing = StoreError, StaleEpochError
+        transient = StoreError, StaleEpochError
         self.answer = Requests(
-            "the directory", handlers, (FleetError,), log, passing
+            "the directory", handlers, (FleetError,), log, transient
         ).answer
 
     def set_account(self, name: str, limit: float | None, kind: str) -> None:

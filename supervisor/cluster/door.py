@@ -35,8 +35,12 @@ from supervisor.cluster.node_service import ControlRequest
 from supervisor.cluster.requests import RequestError, UnavailableError
 from supervisor.config.child import NAME_RULE, is_child_name, signal_number
 from supervisor.config.fleet import WORD_RULE, is_fleet_word
-from supervisor.control import server
-from supervisor.control.server import ControlServer, OrderError, Orders
+from supervisor.control.server import (
+    ControlServer,
+    OrderError,
+    Orders,
+    UnavailableOrderError,
+)
 from supervisor.fleet.directory import SpawnRequest
 from supervisor.fleet.listings import ShownChild, ShownFleet, ShownNode
 
@@ -539,7 +543,7 @@ def _refusing(do: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
         try:
             return await do(*args, **words)
         except UnavailableError as why:
-            raise server.UnavailableError(str(why)) from None
+            raise UnavailableOrderError(str(why)) from None
         except RequestError as why:
             raise OrderError(str(why)) from None
 

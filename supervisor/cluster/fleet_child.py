@@ -23,6 +23,7 @@ from supervisor.cluster.commands import (
     Seat,
     ask_again,
     pause,
+    wait_placed,
 )
 from supervisor.control.client import ControlError, RefusedError, stream
 
@@ -216,7 +217,7 @@ def create(  # noqa: PLR0913 - one argument each, all by name
     row = _spawn(client, request, is_own_name=is_new)
     child_id = row["id"]
     try:
-        row = _placed(client, row)
+        row = wait_placed(client, row)
         if holder is not None:
             holder.hold(name)
         child = FleetChild(client, row, holder)
@@ -246,24 +247,6 @@ def _spawn(client: FleetClient, request: dict[str, Any], *, is_own_name: bool) -
         if is_own_name:
             _end(client, request["name"], None)
         raise
-    return row
-
-
-def _placed(client: FleetClient, row: Any) -> Any:
-    """Return a child once it has a place, or never will.
-
-    Raises:
-        FleetChildError: it has ended, and its name is another child's.
-    """
-    while row["state"] in {"waiting", "placing"}:
-        pause()
-        found = ask_again(client, "find", {"name": row["name"]})
-        if found["id"] != row["id"]:
-            raise FleetChildError(
-                f"cannot use {row['name']}: it has ended, and another child has that"
-                " name; make another"
-            )
-        row = found
     return row
 
 

@@ -45,7 +45,7 @@ class Requests:
         handlers: by request.
         refusals: what a handler raises beside `RequestError` to refuse.
         log: gets faults.
-        passing: what a handler raises beside `UnavailableError` where it may be asked
+        transient: what a handler raises beside `UnavailableError` where it may be asked
             again.
     """
 
@@ -55,7 +55,7 @@ class Requests:
         handlers: Mapping[str, Handler],
         refusals: tuple[type[Exception], ...],
         log: Log,
-        passing: tuple[type[Exception], ...] = (),
+        transient: tuple[type[Exception], ...] = (),
     ) -> None:
         self._actor = part
         self._handlers = handlers
@@ -66,7 +66,7 @@ class Requests:
             *refusals,
         )
         self._log = log
-        self._passing: tuple[type[Exception], ...] = (UnavailableError, *passing)
+        self._transient: tuple[type[Exception], ...] = (UnavailableError, *transient)
 
     async def answer(self, version: str, do: str, args: bytes) -> Reply:
         """Do what another actor or a command asks, and return the outcome.
@@ -79,7 +79,7 @@ class Requests:
         try:
             check_version("a node actor", version, VERSION)
             return True, msgspec.json.encode(await self._handler(do)(args))
-        except self._passing as why:
+        except self._transient as why:
             return None, str(why).encode()
         except self._refusals as why:
             return False, str(why).encode()

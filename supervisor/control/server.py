@@ -84,7 +84,7 @@ class OrderError(Exception):
     """An order that cannot be done; the text says why."""
 
 
-class UnavailableError(OrderError):
+class UnavailableOrderError(OrderError):
     """An order that cannot be done now; the same may be given again."""
 
 
@@ -503,7 +503,7 @@ def _result(result: object) -> bytes:
 
 
 def _refusal(why: OrderError | msgspec.ValidationError) -> bytes:
-    return _error(str(why), is_unavailable=isinstance(why, UnavailableError))
+    return _error(str(why), is_unavailable=isinstance(why, UnavailableOrderError))
 
 
 def _error(text: str, *, is_unavailable: bool = False) -> bytes:

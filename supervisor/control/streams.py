@@ -22,7 +22,7 @@ from hostlib.threads import in_thread
 from supervisor.config.child import is_child_name
 from supervisor.control.blockers import MAX_NAMED
 from supervisor.control.client import NO_LOG
-from supervisor.control.server import OrderError, Orders, Send, UnavailableError
+from supervisor.control.server import OrderError, Orders, Send, UnavailableOrderError
 from supervisor.kept_children.log_marks import marks_between, offset_since
 
 if TYPE_CHECKING:
@@ -227,7 +227,7 @@ async def _read_disk(read: Callable[..., T], directory: str, *args: object) -> T
     try:
         return await in_thread(read, directory, *args)
     except OSError as why:
-        kind = UnavailableError if why.errno in OUT_OF_RESOURCES else OrderError
+        kind = UnavailableOrderError if why.errno in OUT_OF_RESOURCES else OrderError
         raise kind(f"cannot read {directory}: {why.strerror}") from None
 
 

@@ -68,7 +68,7 @@ class Ends:
         self._reply = reply
         self._children = processes.OwnChildren()
         self._killed: set[int] = set()  # leftovers that are dying, until reaped
-        self._unswept: list[Child] = []  # the dead of whom something may be left
+        self._unswept: list[Child] = []  # ended; processes of them may be left
         self._buried = 0  # leftovers reaped since the last SWEPT
         self.has_more_to_do = False
         self.left_groups: list[bytes] = []
