@@ -149,6 +149,7 @@ class ChildRow(msgspec.Struct, frozen=True):
         incarnation: the one that is, or was last.
         waits: it may wait for room.
         signal: by which it is to be ended.
+        is_new: no node has told that it runs, or ran.
     """
 
     id: str
@@ -164,6 +165,7 @@ class ChildRow(msgspec.Struct, frozen=True):
     status: int | None = None
     pid: int | None = None
     signal: str = "TERM"
+    is_new: bool = False
 
 
 class MetaRow(msgspec.Struct, frozen=True):
@@ -601,6 +603,7 @@ class Directory:
             waits=request.wait,
             state=ChildState.WAITING,
             reason=reason,
+            is_new=True,
         )
         self._put_child(row, step)
 
@@ -669,21 +672,11 @@ class Directory:
             # Until its next beat says how many others it has, it is taken as full.
             self._others[node] = self._nodes[node].capacity
         self._place_waiting(now, step)
-        if event is ChildEvent.REFUSED:
-            self._give_up_refused(row.id, step)
 
     def _confirm(
         self, node: str, session: Session, report: ChildReport, step: Step
     ) -> None:
         step.send(node, Confirm(self.epoch, session, report.child, report.incarnation))
-
-    def _give_up_refused(self, child_id: str, step: Step) -> None:
-        """End a child that no other node can take, and that may not wait."""
-        row = self._children[child_id]
-        if row.state is not ChildState.WAITING or row.waits:
-            return
-        if not is_placed_again(row.program.restart):
-            self._on_child(row, ChildEvent.KILL, step)
 
     def _on_child(self, row: ChildRow, event: ChildEvent, step: Step) -> None:
         state, action = CHILDREN.step(row.state, event)
@@ -693,6 +686,8 @@ class Directory:
             row = replace(row, state=state, node=None, session=None, pid=None)
         else:
             row = replace(row, state=state)
+        if state in _SEEN:
+            row = replace(row, is_new=False)
         if row != before:
             self._put_child(row, step)
         if action is ChildAction.ORDER_END and node and session:
@@ -748,18 +743,23 @@ class Directory:
                 step.send(row.node, end)
 
     def _place_waiting(self, now: Moment, step: Step) -> None:
-        """Place what waits, first come first; one that finds no place delays no other."""
+        """Place what waits, first come first; one that finds no place delays no other.
+
+        A child that may not wait, and has never run, is ended: its order is refused.
+        """
         tried: set[Needs] = set()
         for child_id in tuple(self._waiting):
             row = self._children[child_id]
-            if row.needs in tried:
-                continue
-            try:
-                (node,) = place(row.needs, 1, self._candidates(now))
-            except PlacementError:
-                tried.add(row.needs)
-                continue
-            self._order(row, node, now, step)
+            if row.needs not in tried:
+                try:
+                    (node,) = place(row.needs, 1, self._candidates(now))
+                except PlacementError:
+                    tried.add(row.needs)
+                else:
+                    self._order(row, node, now, step)
+                    continue
+            if row.is_new and not row.waits:
+                self._on_child(row, ChildEvent.KILL, step)
 
     def _candidates(self, now: Moment) -> Iterable[Candidate]:
         for node in self._nodes.values():

@@ -40,6 +40,7 @@ from supervisor.fleet.messages import (
 from supervisor.fleet.placement import Needs
 from supervisor.fleet.slices import DAY, NEVER
 from supervisor.fleet.step import Moment, Step
+from supervisor.spawn.restart_policies import RESTARTS
 
 TRUE = Program(("true",))
 ALWAYS = Program(("true",), restart="always")
@@ -276,11 +277,52 @@ def test_a_child_that_a_node_refuses_is_tried_on_another(scene: Scene) -> None:
 
 
 # spec FL4
-def test_a_child_that_all_nodes_refuse_ends_with_the_reason(scene: Scene) -> None:
-    scene.spawn()
+@pytest.mark.parametrize("restart", RESTARTS)
+def test_a_child_that_all_nodes_refuse_ends_with_the_reason(
+    scene: Scene, restart: str
+) -> None:
+    scene.spawn(program=Program(("true",), restart=restart))
     scene.report("a", "refused")
+    scene.restart()
+    scene.beat("a", others=2)
     scene.report("b", "refused", incarnation=2)
     assert (scene.child().state, scene.child().reason) == ("ended", "why")
+
+
+# spec FL4
+def test_a_child_that_may_wait_waits_where_all_nodes_refuse_it(scene: Scene) -> None:
+    scene.spawn(wait=True)
+    scene.report("a", "refused")
+    scene.report("b", "refused", incarnation=2)
+    assert scene.child().state == "waiting"
+    scene.beat("a")
+    assert starts(scene.wait(0.1)) == [("a", 3)]
+
+
+# spec FL4, FL5
+def test_a_child_whose_only_node_is_lost_before_it_began_ends(scene: Scene) -> None:
+    scene.spawn(program=ALWAYS, needs=Needs(node="a"))
+    scene.lose("a")
+    assert scene.child().state == "ended"
+    assert "node 'a' lost: not heard for 5 s" in scene.child().reason
+
+
+# spec FL5: it waits for a place, also where no node takes it at first.
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_child_that_has_run_waits_where_all_nodes_refuse_it(
+    scene: Scene, is_first: bool
+) -> None:
+    scene.spawn(program=ALWAYS)
+    if not is_first:
+        scene.report("a", "refused")
+    first, other, number = ("a", "b", 1) if is_first else ("b", "a", 2)
+    scene.report(first, "running", incarnation=number)
+    scene.lose(first)
+    scene.restart()
+    scene.report(other, "refused", incarnation=number + 1)
+    assert scene.child().state == "waiting"
+    scene.beat(other)
+    assert starts(scene.wait(0.1)) == [(other, number + 2)]
 
 
 # spec FL4
