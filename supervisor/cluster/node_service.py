@@ -63,7 +63,10 @@ MOST_READERS = MAX_WAITING
 """Streams that are read of this daemon at once: as many as it gives."""
 
 READER_S = 30.0
-"""A stream that was not asked for its next items for so long is closed."""
+"""A stream of which nobody has read or said anything for so long is closed."""
+
+KEEP_S = READER_S / 3
+"""Between two signs of life for a stream: its items may be taken slowly, as by a pager."""
 
 MOST_ITEMS = 16
 """Items of a stream that are kept for its reader, and given at once."""
@@ -103,7 +106,7 @@ class ControlRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ReadStream(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Arguments of `read-stream` and `close-stream`."""
+    """Arguments of `read-stream`, `keep-stream` and `close-stream`."""
 
     stream: int
     wait_s: Annotated[float, msgspec.Meta(ge=0, le=LONGEST_READ_S)] = LONGEST_READ_S
@@ -176,6 +179,7 @@ class NodeService:
             "control": self._ask_daemon,
             "open-stream": self._open_stream,
             "read-stream": self._read_stream,
+            "keep-stream": self._keep_stream,
             "close-stream": self._close_stream,
         }
         self.answer = Requests("this node actor", handlers, (DaemonError,), log).answer
@@ -350,6 +354,12 @@ class NodeService:
         except UnavailableDaemonError as why:
             raise self._unavailable(why) from None
 
+    async def _keep_stream(self, args: bytes) -> None:
+        """Note that a stream's reader is there; it still has items to take."""
+        reader = self._readers.get(read(args, ReadStream).stream)
+        if reader is not None:
+            reader.renew()
+
     async def _close_stream(self, args: bytes) -> None:
         reader = self._readers.get(read(args, ReadStream).stream)
         if reader is not None:
@@ -366,6 +376,9 @@ class NodeService:
         opened = msgspec.json.encode(ControlRequest(do, args))
         stream = read(await self.ask(node, "open-stream", opened), int)
         words = msgspec.json.encode(ReadStream(stream))
+        keeping = trio.CancelScope()
+        if self._nursery is not None:
+            self._nursery.start_soon(self._keep, keeping, node, words)
         is_over = False
         try:
             while not is_over:
@@ -375,11 +388,20 @@ class NodeService:
                     yield item
                 is_over = part.is_over
         finally:
+            keeping.cancel()
             if not is_over:
                 # The node closes it by itself where this does not get through.
                 with trio.move_on_after(1.0, shield=True):
                     with suppress(RequestError):
                         await self.ask(node, "close-stream", words)
+
+    async def _keep(self, scope: trio.CancelScope, node: str, words: bytes) -> None:
+        """Keep a stream of a node open until cancelled."""
+        with scope:
+            while True:
+                await trio.sleep(KEEP_S)
+                with suppress(RequestError):  # reading it tells that it is lost
+                    await self.ask(node, "keep-stream", words)
 
     async def ask(self, node: str, do: str, args: bytes) -> bytes:
         """Return the answer of a node's actor as JSON; this one's own, too.
@@ -400,9 +422,10 @@ class _StreamReader:
         self._send, self._items = trio.open_memory_channel[msgspec.Raw](MOST_ITEMS)
         self._error: DaemonError | None = UnavailableDaemonError("its stream was cut")
         self._is_taking = False
-        self._renew()
+        self.renew()
 
-    def _renew(self) -> None:
+    def renew(self) -> None:
+        """Stay open for `READER_S` from now on."""
         self.scope.deadline = (
             math.inf if self._is_taking else trio.current_time() + READER_S
         )
@@ -428,7 +451,7 @@ class _StreamReader:
             DaemonError: no more will come, for the daemon refused, or was not reached.
         """
         self._is_taking = True
-        self._renew()
+        self.renew()
         found: list[msgspec.Raw] = []
         is_over = False
         try:
@@ -442,7 +465,7 @@ class _StreamReader:
             is_over = self._error is None or not found
         finally:
             self._is_taking = False
-            self._renew()
+            self.renew()
         if is_over:
             self.scope.cancel()
             if self._error is not None:

@@ -3,7 +3,7 @@
 For tests of node actors that need no processes: a child is a row, which ends when it is
 told to, or at once if its command is `exit N`; one of a policy that is missing is not
 started. `ps` answers with those rows, `stats` as an older daemon does, and the stream
-`count` sends numbers.
+`count` sends numbers, three if its argument `most` says no other number.
 """
 
 import json
@@ -101,7 +101,8 @@ class StandIn:
         elif question.do == "fleet-leave":
             await reply(stream, ok=True, result={"node": await self._leave()})
         elif question.do == "count":
-            for number in range(3):
+            words = msgspec.json.decode(question.args, type=dict[str, int])
+            for number in range(words.get("most", 3)):
                 await reply(stream, item=number)
             await reply(stream, end=True)
         elif question.do == "stats":  # as before there were fleets
