@@ -82,15 +82,19 @@ class FindChild(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class WaitFor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Arguments of `wait`: until it is reached by all of these children."""
+    """Arguments of `wait`: until it is reached by all of these children.
 
-    names: tuple[str, ...]
+    Attributes:
+        children: their ids, for a name is used again.
+    """
+
+    children: tuple[str, ...]
     until: Until
     wait_s: Annotated[float, msgspec.Meta(ge=0, le=LONGEST_WAIT_S)] = LONGEST_WAIT_S
 
 
 class Waited(msgspec.Struct, frozen=True):
-    """The answer of `wait`: the children as they are, and whether that was reached."""
+    """The answer of `wait`: the listed children, and whether that was reached by all."""
 
     is_reached: bool
     children: tuple[ShownChild, ...]
@@ -239,11 +243,11 @@ class DirectoryService:
     async def _workspace(self, args: bytes) -> ShownWorkspace | None:
         return self._directory.workspace(read(args, FindChild).name)
 
-    async def _spawn(self, args: bytes) -> tuple[str, ...]:
+    async def _spawn(self, args: bytes) -> dict[str, str]:
         request = read(args, SpawnRequest)
-        names, step = self._directory.spawn(request, read_clocks())
+        ids, step = self._directory.spawn(request, read_clocks())
         await self._finish(step)
-        return names
+        return ids
 
     async def _kill(self, args: bytes) -> None:
         kill = read(args, KillChild)
@@ -268,10 +272,8 @@ class DirectoryService:
         while True:
             changed = self._changed
             # One that was removed from the list was over before: it has no state.
-            is_reached = before.isdisjoint(map(self._directory.state, args.names))
+            is_reached = before.isdisjoint(map(self._directory.state, args.children))
             if is_reached or trio.current_time() >= until_s:
-                rows = map(self._directory.child, args.names)
-                children = tuple(row for row in rows if row is not None)
-                return Waited(is_reached, children)
+                return Waited(is_reached, self._directory.children(args.children))
             with trio.move_on_at(until_s):
                 await changed.wait()

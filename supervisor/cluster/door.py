@@ -57,10 +57,14 @@ ALIVE_S = 3.0
 ANSWER_S = 8.0
 """For an answer of the directory: commands say within 10 s that there is none (FL11)."""
 
+AGAIN_S = 0.2
+"""From a request that a directory has not answered to the next attempt."""
+
 LONGEST_LEAVE_S = 60.0
 """For a node to leave at `down`: its children have their time to end."""
 
 _NO_ARGS = b"{}"
+_OVER = frozenset({"ended", "lost"})
 _ENDING: dict[int, Literal["TERM", "KILL"]] = {
     signal.SIGTERM: "TERM",
     signal.SIGKILL: "KILL",
@@ -86,9 +90,20 @@ P = ParamSpec("P")
 
 
 class ChildArgs(msgspec.Struct, forbid_unknown_fields=True):
-    """Arguments of `find`, and of `wait`: until a child is over."""
+    """Arguments of `find`."""
 
     name: str
+
+
+class WaitArgs(msgspec.Struct, forbid_unknown_fields=True):
+    """Arguments of `wait`: until a child is over.
+
+    Attributes:
+        child: its id; None for the one that has the name now.
+    """
+
+    name: str
+    child: str | None = None
 
 
 class KillArgs(msgspec.Struct, forbid_unknown_fields=True):
@@ -246,10 +261,23 @@ class Door:
         with trio.move_on_after(ANSWER_S):
             data = msgspec.json.encode(words)
             return await self._node.others.ask_directory(do, data)
-        raise UnavailableError(
-            f"the fleet's directory does not answer within {ANSWER_S:g} s: its machine"
-            " may be cut off, or stopped; children here go on until their lease ends"
-        )
+        raise _silence()
+
+    async def _ask_again(self, do: str, words: object) -> bytes:
+        """Return the directory's answer, also where it is started again meanwhile.
+
+        Raises:
+            RequestError: as for `_ask`.
+        """
+        fault = None
+        with trio.move_on_after(ANSWER_S):
+            while True:
+                try:
+                    return await self._ask(do, words)
+                except UnavailableError as why:
+                    fault = why
+                await trio.sleep(AGAIN_S)
+        raise fault or _silence()
 
     async def _pass_on(self, do: str, words: dict[str, Any]) -> msgspec.Raw:
         return msgspec.Raw(await self._ask(do, words))
@@ -264,23 +292,55 @@ class Door:
         """
         request = msgspec.convert(words, SpawnRequest)
         _check_words(request)
-        names = await self._read("spawn", request, tuple[str, ...])
-        children = await self._waited(names, DECIDED if request.wait else STARTED)
+        ids = await self._read("spawn", request, dict[str, str])
+        until = DECIDED if request.wait else STARTED
+        children = await self._waited(tuple(ids.values()), until)
         for child in children:
-            if child.state in {"ended", "lost"} and child.pid is None:
+            if child.state in _OVER and child.pid is None:
                 text = f"cannot spawn {child.name!r}: {child.reason}"
-                if len(names) > 1:
-                    await self._end_batch(children)
-                    text = f"{text}; the others of the {len(names)} were ended"
+                if len(ids) > 1:
+                    text = await self._end_batch(children, text, len(ids))
                 raise RequestError(text)
-        return children
+        rows = {child.id: child for child in children}
+        restart = request.program.restart
+        return tuple(
+            rows.get(child_id) or _unlisted(child_id, name, restart)
+            for name, child_id in ids.items()
+        )
 
-    async def _end_batch(self, children: tuple[ShownChild, ...]) -> None:
-        """End children that are not over; return once they are."""
-        left = [child for child in children if child.state not in {"ended", "lost"}]
-        for child in left:
-            await self._ask("kill", {"name": child.name, "signal": "KILL"})
-        await self._waited(tuple(child.name for child in left), OVER)
+    async def _end_batch(
+        self, children: tuple[ShownChild, ...], text: str, count: int
+    ) -> str:
+        """End the children of a batch; return once they are over, with what to say.
+
+        Args:
+            children: those that are listed; the others are over.
+            text: the reason.
+            count: of the batch.
+
+        Raises:
+            UnavailableError: the directory does not answer; some may run.
+        """
+        left = [child for child in children if child.state not in _OVER]
+        ids = tuple(child.id for child in left)
+        is_over = False
+        try:
+            for child in left:
+                kill = KillChild(child.name, "KILL", child.id)
+                try:
+                    await self._ask_again("kill", kill)
+                except UnavailableError:
+                    raise
+                except RequestError:  # it is over, and listed no more
+                    continue
+            while not is_over:
+                data = await self._ask_again("wait", WaitFor(ids, OVER))
+                is_over = msgspec.json.decode(data, type=Waited).is_reached
+        except UnavailableError as why:
+            raise UnavailableError(
+                f"{text}; cannot end the others of the {count}: {why}"
+            ) from None
+        return f"{text}; the others of the {count} were ended"
 
     async def _kill(self, words: dict[str, Any]) -> None:
         """End a child for good by TERM or KILL; send it any other signal once."""
@@ -326,16 +386,21 @@ class Door:
         return child
 
     async def _wait(self, words: dict[str, Any]) -> ShownChild:
-        name = msgspec.convert(words, ChildArgs).name
-        for child in await self._waited((name,), OVER):
-            return child
-        raise RequestError(f"cannot wait for {name!r}: no such child; see `fleet ps`")
+        args = msgspec.convert(words, WaitArgs)
+        child = args.child or (await self._find(args.name)).id
+        for row in await self._waited((child,), OVER):
+            return row
+        raise RequestError(
+            f"cannot wait for {args.name!r}: it is over, and listed no more; see `fleet"
+            " ps`"
+        )
 
     async def _waited(
-        self, names: tuple[str, ...], until: Until
+        self, children: tuple[str, ...], until: Until
     ) -> tuple[ShownChild, ...]:
+        """Return those that are still listed, once all have come so far."""
         while True:
-            waited = await self._read("wait", WaitFor(names, until), Waited)
+            waited = await self._read("wait", WaitFor(children, until), Waited)
             if waited.is_reached:
                 return waited.children
 
@@ -560,6 +625,19 @@ async def _tell_waiting(names: tuple[str, ...], left: set[str], send: Send) -> N
             if waiting != told:
                 await send(Leaving(waiting))
                 told = waiting
+
+
+def _silence() -> UnavailableError:
+    return UnavailableError(
+        f"the fleet's directory does not answer within {ANSWER_S:g} s: its machine may be"
+        " cut off, or stopped; children here go on until their lease ends"
+    )
+
+
+def _unlisted(child: str, name: str, restart: str) -> ShownChild:
+    """Return the row of a child that has run, and is over and listed no more."""
+    reason = "it is over, and listed no more"
+    return ShownChild(child, name, None, "ended", 1, restart, reason, None, None)
 
 
 def _life_of(child: ShownChild) -> dict[str, object]:

@@ -107,9 +107,10 @@ class FleetChild(Commands):
     def stop(self) -> None:
         """End the child with all that runs in it; a second call does nothing."""
         try:
-            if self.state() not in {"ended", "lost"}:  # else the name may be another's
+            with suppress(RefusedError):  # it is over, and listed no more
                 _kill(self._client, self.name, self._id)
-                ask_again(self._client, "wait", {"name": self.name})
+                words = {"name": self.name, "child": self._id}
+                ask_again(self._client, "wait", words)
         finally:
             if self._holder is not None:
                 self._holder.release(self.name)

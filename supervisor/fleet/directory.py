@@ -90,7 +90,9 @@ MOST_AT_ONCE = 100_000
 """Children of one request."""
 
 MOST_OVER = 1000
-"""Children that are over and still listed; the oldest go first."""
+"""Children that are over and still listed: of those that have run, and of those that never
+ran, so that a batch which ends at once does not hide that one of it was not started. The
+oldest go first."""
 
 MOST_GONE = 1000
 """Nodes that are lost or have left and still listed, but for those whose slices count; the
@@ -265,6 +267,7 @@ class Directory:
         self._waiting: dict[str, None] = {}
         self._sent: dict[str, float] = {}  # child -> when its order went out last
         self._over: dict[str, None] = {}
+        self._over_unstarted: dict[str, None] = {}
         self.accounts: dict[str, RootAccount] = {}
         self._load(stored)
         for node in self._nodes.values():
@@ -555,8 +558,8 @@ class Directory:
 
     # Children
 
-    def spawn(self, request: SpawnRequest, now: Moment) -> tuple[tuple[str, ...], Step]:
-        """Place children, all or none; return their names.
+    def spawn(self, request: SpawnRequest, now: Moment) -> tuple[dict[str, str], Step]:
+        """Place children, all or none; return their ids by name.
 
         Those that may wait are accepted at once, and each placed when it has a place.
 
@@ -585,7 +588,7 @@ class Directory:
         for name, node in zip(names, nodes, strict=False):
             row = self._children[self._names[name]]
             self._order(row, node, now, step)
-        return names, step
+        return {name: self._names[name] for name in names}, step
 
     def _make_child(
         self, request: SpawnRequest, name: str, reason: str, step: Step
@@ -867,9 +870,14 @@ class Directory:
         own = workspace_name(row.id, row.incarnation, row.session)
         return ShownWorkspace(row.node, own, row.program.base, row.state in _OVER)
 
-    def state(self, name: str) -> str | None:
-        """Return the state that `child` would show, without the rest."""
-        row = self._children.get(self._names.get(name, ""))
+    def children(self, ids: Iterable[str]) -> tuple[ShownChild, ...]:
+        """Return children as `ps` shows them; those that it does not list are left out."""
+        rows = map(self._children.get, ids)
+        return tuple(self._shown(row) for row in rows if row is not None)
+
+    def state(self, child_id: str) -> str | None:
+        """Return the state of a child as `ps` shows it; None if it is not listed."""
+        row = self._children.get(child_id)
         return None if row is None else self._shown_state(row)
 
     def _shown_state(self, row: ChildRow) -> str:
@@ -943,8 +951,9 @@ class Directory:
             self._on.get(before.node, {}).pop(row.id, None)
         self._index(row)
         step.put("children", row.id, row)
-        while len(self._over) > MOST_OVER:
-            self._remove_child(next(iter(self._over)), step)
+        for over in (self._over, self._over_unstarted):
+            while len(over) > MOST_OVER:
+                self._remove_child(next(iter(over)), step)
 
     def _index(self, row: ChildRow) -> None:
         self._children[row.id] = row
@@ -952,11 +961,13 @@ class Directory:
         if row.state in _ON_NODE and row.node is not None:
             self._on.setdefault(row.node, {})[row.id] = None
             self._sent.setdefault(row.id, float("-inf"))
-        for state, ids in (
+        is_over, has_run = row.state in _OVER, row.pid is not None
+        for is_there, ids in (
             (row.state is ChildState.WAITING, self._waiting),
-            (row.state in _OVER, self._over),
+            (is_over and has_run, self._over),
+            (is_over and not has_run, self._over_unstarted),
         ):
-            if state:
+            if is_there:
                 ids.setdefault(row.id, None)
             else:
                 ids.pop(row.id, None)
@@ -964,6 +975,7 @@ class Directory:
     def _remove_child(self, child_id: str, step: Step) -> None:
         row = self._children.pop(child_id)
         self._over.pop(child_id, None)
+        self._over_unstarted.pop(child_id, None)
         self._sent.pop(child_id, None)
         if self._names.get(row.name) == child_id:
             del self._names[row.name]

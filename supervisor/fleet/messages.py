@@ -11,8 +11,9 @@ from typing import TypeAlias
 
 import msgspec
 
-VERSION = "fleet-4"
-"""The form of these messages; another one is refused by name (FL11)."""
+VERSION = "fleet-5"
+"""The form of these messages, and of requests to actors; another one is refused by name
+(FL11)."""
 
 
 class VersionError(Exception):

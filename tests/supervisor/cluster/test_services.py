@@ -6,9 +6,10 @@ import os
 import re
 import socket
 import stat
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +26,11 @@ from supervisor.cluster.door import Door
 from supervisor.cluster.names import DOOR
 from supervisor.cluster.node_service import JoinState, NodeService
 from supervisor.cluster.orders import NodeOrder
-from supervisor.cluster.requests import RequestError, result_of
+from supervisor.cluster.requests import RequestError, UnavailableError, result_of
 from supervisor.control.client import ControlError, call, stream
+from supervisor.control.client import UnavailableError as StillUnavailableError
 from supervisor.control.server import MAX_WAITING
-from supervisor.fleet import store
+from supervisor.fleet import directory, store
 from supervisor.fleet.messages import VERSION, Refused, Session, encode
 from supervisor.fleet.store import FleetStore
 from tests.helpers.fleetnode import StandIn
@@ -48,6 +50,7 @@ class Scene:
         may_end: other nodes take no request to end their Ray before; None: at once.
         ending: set with the first such request.
         given_up: set when a request to a node that is hung was cancelled.
+        losing: by request, whether each of the directory's next answers is lost.
     """
 
     where: Path
@@ -62,6 +65,7 @@ class Scene:
     may_end: trio.Event | None = None
     ending: trio.Event = field(default_factory=trio.Event)
     given_up: trio.Event = field(default_factory=trio.Event)
+    losing: dict[str, Iterator[bool]] = field(default_factory=dict)
     directory: DirectoryService | None = None
 
     def deliver(self, node: str, message: bytes) -> None:
@@ -80,7 +84,10 @@ class Scene:
             raise RequestError("cannot reach the fleet's directory")
         if self.is_hung:
             await trio.sleep_forever()
-        return result_of(await self.directory.answer(VERSION, do, args))
+        answer = await self.directory.answer(VERSION, do, args)
+        if next(self.losing.get(do, iter(())), False):
+            raise UnavailableError(f"the directory has ended before it answered {do!r}")
+        return result_of(answer)
 
     async def ask_node(self, node: str, do: str, args: bytes) -> bytes:
         """Ask another node, as `Others` says."""
@@ -254,6 +261,71 @@ async def test_of_a_batch_that_cannot_start_none_is_left(tmp_path: Path) -> None
         assert scene.daemons["a"].children == {}
 
 
+# spec FL4: the directory is started again meanwhile.
+@pytest.mark.parametrize("do", ["kill", "wait"])
+async def test_a_batch_is_ended_also_where_an_answer_is_lost(
+    tmp_path: Path, do: str
+) -> None:
+    async with fleet(tmp_path) as scene:
+        await scene.add("a")
+        await scene.add("b")
+        scene.daemons["b"].missing = ("gpu",)
+        scene.losing[do] = iter((do == "kill", True))
+        program = {"command": ["serve"], "policy": "gpu"}
+        error = r"cannot spawn 'w-\d': no such policy; the others of the 4 were ended"
+        with pytest.raises(ControlError, match=error):
+            await scene.ask("a", "spawn", name="w", count=4, program=program)
+        assert scene.daemons["a"].children == {}
+
+
+# spec FL4, FL11
+async def test_a_batch_that_cannot_be_ended_is_told_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(door, "ANSWER_S", 0.5)
+    async with fleet(tmp_path) as scene:
+        await scene.add("a")
+        await scene.add("b")
+        scene.daemons["b"].missing = ("gpu",)
+        scene.losing["kill"] = repeat(True)
+        program = {"command": ["serve"], "policy": "gpu"}
+        error = (
+            r"cannot spawn 'w-\d': no such policy; cannot end the others of the 2: the"
+            r" directory has ended"
+        )
+        with pytest.raises(StillUnavailableError, match=error):
+            await scene.ask("a", "spawn", name="w", count=2, program=program)
+
+
+# spec FL3, FL4: they are listed no more when the last one has started.
+async def test_children_that_end_at_once_are_all_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(directory, "MOST_OVER", 3)
+    async with fleet(tmp_path) as scene:
+        await scene.add("a", capacity=20)
+        program = {"command": ["exit", "0"], "restart": "on-failure"}
+        rows = await scene.ask("a", "spawn", name="w", count=20, program=program)
+        assert [row["name"] for row in rows] == [f"w-{number}" for number in range(20)]
+        assert {row["restart"] for row in rows} == {"on-failure"}
+
+
+# spec FL4
+async def test_a_child_is_waited_for_and_no_other_of_its_name(tmp_path: Path) -> None:
+    async with fleet(tmp_path) as scene:
+        await scene.add("a")
+        program = {"command": ["serve"]}
+        (first,) = await scene.ask("a", "spawn", name="w", program=program)
+        await scene.daemons["a"].end(first["id"], 7)
+        over = await scene.ask("a", "wait", name="w", child=first["id"])
+        assert (over["id"], over["status"]) == (first["id"], 7)
+        (second,) = await scene.ask("a", "spawn", name="w", program=program)
+        with pytest.raises(ControlError, match="cannot wait for 'w': it is over"):
+            await scene.ask("a", "wait", name="w", child=first["id"])
+        await scene.daemons["a"].end(second["id"], 8)
+        assert (await scene.ask("a", "wait", name="w"))["status"] == 8
+
+
 # spec FL4: an order without an answer stays `placing` until its node is lost.
 @pytest.mark.slow
 async def test_a_child_whose_node_is_lost_before_it_began_is_not_spawned(
@@ -377,7 +449,7 @@ async def test_an_order_waits_while_the_directory_gets_no_thread(
             await failed.wait()
             assert replies == []
             has_threads = True
-        assert replies == [(True, b'["w"]')]
+        assert replies == [(True, b'{"w":"c1"}')]
         states: list[str] = []
         while states != ["running"]:
             children = (await scene.ask("a", "ps"))["children"]

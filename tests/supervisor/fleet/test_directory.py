@@ -558,6 +558,24 @@ def test_children_that_are_over_are_listed_up_to_a_bound(scene: Scene) -> None:
     assert len(stored) == MOST_OVER
 
 
+# spec FL4: `spawn` fails by it, though all others have begun and ended meanwhile.
+def test_a_child_that_was_not_started_is_listed_beside_all_that_have_ended(
+    scene: Scene,
+) -> None:
+    scene.join("c", capacity=MOST_OVER + 5)
+    scene.spawn(count=MOST_OVER + 5, needs=Needs(node="c"))
+    scene.report("c", "failed")
+    for number in range(2, MOST_OVER + 6):
+        scene.report("c", "running", child=f"c{number}")
+        scene.report("c", "ended", child=f"c{number}")
+    for _ in range(2):
+        assert (scene.child("x-0").state, scene.child("x-0").reason) == ("ended", "why")
+        assert len(scene.directory.ps().children) == MOST_OVER + 1
+        scene.restart()
+    assert scene.directory.state("c2") is None
+    assert [row.id for row in scene.directory.children(("c2", "c1"))] == ["c1"]
+
+
 # spec FL7, FL11: machines that come and go have new names, for months.
 def test_nodes_that_are_gone_are_listed_up_to_a_bound() -> None:
     scene = Scene()

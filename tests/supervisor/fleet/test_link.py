@@ -186,7 +186,7 @@ def test_a_first_link_is_let_in() -> None:
 
 # spec FL11
 def test_a_link_of_another_version_is_refused_with_both_named() -> None:
-    with pytest.raises(LinkError, match=r"'fleet-0'.*'fleet-4'"):
+    with pytest.raises(LinkError, match=r"'fleet-0'.*'fleet-5'"):
         check_link(LinkArgs("a", (), "fleet-0"), linked=None)
 
 
@@ -211,7 +211,7 @@ def test_a_link_that_cannot_be_is_refused(
     ("args", "why"),
     [
         (LinkArgs("a"), r"no \[fleet\]"),
-        (LinkArgs("a", (), "fleet-0"), r"'fleet-0'.*'fleet-4'"),
+        (LinkArgs("a", (), "fleet-0"), r"'fleet-0'.*'fleet-5'"),
     ],
 )
 def test_a_daemon_without_the_section_refuses_all(args: LinkArgs, why: str) -> None:

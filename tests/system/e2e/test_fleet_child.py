@@ -314,6 +314,30 @@ async def test_a_child_ends_with_the_program_that_holds_it(tmp_path: Path) -> No
             assert not (other.where / "repo" / "b.txt").exists()
 
 
+# spec FL3: its name is another's as soon as it has ended.
+async def test_stop_waits_for_its_own_child(tmp_path: Path) -> None:
+    with node_at(tmp_path / "a") as one:
+        async with fleet_of(tmp_path, a=one) as scene:
+            client = scene.client("a")
+            child = await scene.call(
+                fleet.create, "repo", name="box", control=client.control
+            )
+
+            async def replace() -> None:
+                await scene.call(client.ask, "wait", {"name": "box"})
+                program = {"command": ["sleep", "600"]}
+                await scene.call(
+                    client.ask, "spawn", {"name": "box", "program": program}
+                )
+
+            scene.meanwhile("a", "kill", replace)
+            await scene.call(child.stop)
+            await scene.call(child.stop)
+            row = await scene.call(client.ask, "find", {"name": "box"})
+            assert row["state"] == "running"
+            await scene.call(client.ask, "kill", {"name": "box"})
+
+
 # spec FL3
 async def test_run_passes_its_input_and_the_statuses_of_starts(tmp_path: Path) -> None:
     with node_at(tmp_path / "a") as one, node_at(tmp_path / "b") as other:
