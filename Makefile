@@ -13,10 +13,9 @@ STAMP := $(VENV)/.installed
 FUZZ_STAMP := $(VENV)/.installed-fuzz
 
 # Worker processes of pytest: one for each core and one for the tests that wait, four at
-# most, for a test has processes of its own; 0 runs the tests one after the other. One that
-# has none left takes some of another's: else one works alone at the end, for minutes.
+# most, for a test has processes of its own; 0 runs the tests one after the other.
 WORKERS ?= $(shell expr $$(nproc) + 1)
-PARALLEL = -n $(WORKERS) --maxprocesses 4 --dist worksteal
+PARALLEL = -n $(WORKERS) --maxprocesses 4
 # Set where `make test` comes after `make check`: the quick tests are in it.
 TESTS_FOLLOW ?=
 # Whose unit tests `make unit` runs: vfs, hostlib, supervisor/llm, ...
@@ -24,7 +23,7 @@ PKG ?=
 # More arguments for pytest, as in `make test ARGS="-k relay"`.
 ARGS ?=
 # Rounds of random kill -9, and seconds of fuzzing.
-CHAOS_ROUNDS ?= 400
+CHAOS_ROUNDS ?= 1000
 FUZZ_SECONDS ?= 60
 SOAK_SECONDS ?= 3600
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import select
 import sys
 import time
 from contextvars import ContextVar
@@ -143,8 +144,7 @@ def print_bytes(data: bytes) -> bool:
         return True
     try:
         sys.stdout.flush()
-        sys.stdout.buffer.write(data)
-        sys.stdout.buffer.flush()
+        _write(data)
     except BrokenPipeError:
         # The interpreter would raise again when it flushes at its exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
@@ -153,6 +153,22 @@ def print_bytes(data: bytes) -> bool:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         raise CommandError(f"cannot write to stdout: {why.strerror}") from None
     return True
+
+
+def _write(data: bytes) -> None:
+    """Write to stdout, also to one that another process has made non-blocking."""
+    out, left, is_flushed = sys.stdout.buffer, memoryview(data), False
+    while not is_flushed:
+        try:
+            left = left[
+                out.write(left) or 0 :
+            ]  # unbuffered, it may take a part or None
+            out.flush()
+            is_flushed = not left
+        except BlockingIOError as why:
+            left = left[why.characters_written :]
+        if not is_flushed:
+            select.select((), (out,), ())
 
 
 def print_stderr(title: str, text: str) -> None:

@@ -10,6 +10,7 @@ import os
 import select
 import signal as signals
 import sys
+from functools import partial
 from ipaddress import IPv4Address
 from typing import TYPE_CHECKING, Any
 
@@ -52,7 +53,10 @@ PIECE_BYTES = 32_768
 """Of the input of `run` in one request."""
 
 FULL_S = 0.05
-"""Until input that its child has no room for is offered again."""
+"""Until input that its child has no room for is offered again; twice as long each time."""
+
+LONGEST_FULL_S = 1.0
+"""The same at most."""
 
 
 class FleetRefusal(CommandError):  # noqa: N818 - as the others
@@ -403,22 +407,10 @@ def _spawn(
 ) -> list[dict[str, Any]]:
     """Start children that work in a directory of this node, if one is given."""
     from hostlib.paths import absolute  # noqa: PLC0415 - for this alone
-    from supervisor.control.client import (  # noqa: PLC0415 - as above
-        ControlError,
-        RefusedError,
-    )
 
     if workspace is not None:
         request["program"]["base"] = client.pack(absolute(workspace))
-    try:
-        return list(client.ask("spawn", request))
-    except RefusedError:
-        raise
-    except ControlError as why:
-        raise type(why)(
-            f"{why}; {request['name']!r} may be started all the same: see `sandhost fleet"
-            " ps`"
-        ) from None
+    return list(client.spawn(request))
 
 
 def _request(name: str, command: tuple[str, ...], **given: Any) -> dict[str, Any]:
@@ -475,7 +467,7 @@ def run(control: str | None, **given: Any) -> int:
             raise
 
     try:
-        return int(_with_client(control, use))
+        return int(_with_client(control, use, _tell_silence))
     except ReaderGone:
         return 128 + signals.SIGPIPE
     except CommandError as why:
@@ -483,18 +475,26 @@ def run(control: str | None, **given: Any) -> int:
         raise
 
 
+def _tell_silence(text: str) -> None:
+    print_stderr("sandhost fleet run", f"{text}; asked again")
+
+
 def _run_child(
     client: FleetClient, request: dict[str, Any], workspace: str | None
 ) -> int:
     """Start a child and pass its input and output; return the exit status of `run`."""
     from supervisor.cluster.commands import wait_placed  # noqa: PLC0415 - of `run` alone
-    from supervisor.control.client import ControlError  # noqa: PLC0415 - as above
+    from supervisor.control.client import (  # noqa: PLC0415 - as above
+        ControlError,
+        RefusedError,
+    )
 
-    name = request["name"]
+    name, is_told = request["name"], False
     try:
         (child,) = _spawn(client, request, workspace)
     except ControlError as why:
         print_stderr("sandhost fleet run", str(why))
+        is_told = isinstance(why, RefusedError)
         try:
             # An order that was not answered may be done, or under way.
             child = wait_placed(client, _find(client, name))
@@ -502,6 +502,8 @@ def _run_child(
             _end(client, name)
             return NOT_RUN
     if child["state"] == "ended" and child["pid"] is None:
+        if not is_told:
+            print_stderr("sandhost fleet run", f"cannot run {name}: {child['reason']}")
         return int(child["status"] or NOT_RUN)
     try:
         status = _follow(client, name)
@@ -581,7 +583,7 @@ class _Output:
     def __init__(self, client: FleetClient, name: str) -> None:
         self._client = client
         self._name = name
-        self._given = _Stdin(client, name)
+        self._given = _Stdin(client)
         self._offset = 0
         self._patience = _patience()
 
@@ -598,8 +600,9 @@ class _Output:
         )
 
         words = {"follow": True, "offset": self._offset}
+        beside = partial(self._given.pass_on, child)
         try:
-            entries = self._client.logs(self._name, words, beside=self._given.pass_on)
+            entries = self._client.logs(self._name, words, beside=beside)
             for entry in entries:
                 tell_missed("sandhost fleet run", entry.offset - self._offset)
                 _print_entry(entry)
@@ -611,7 +614,7 @@ class _Output:
             has_no_log = isinstance(why, RefusedError) and NO_LOG in str(why)
             if has_no_log and not self._offset:
                 return True  # it has said nothing
-            if has_no_log or self._patience.is_over():
+            if has_no_log or self._patience.is_over(str(why)):
                 raise FleetRefusal(
                     f"{why}; {self._name} has ended with status {child['status']}, and"
                     " its last output is missing"
@@ -651,29 +654,31 @@ class _Stdin:
 
     Args:
         client: asks the fleet.
-        name: of the child.
     """
 
-    def __init__(self, client: FleetClient, name: str) -> None:
+    def __init__(self, client: FleetClient) -> None:
         self._client = client
-        self._name = name
         self._at = 0
         self._piece: bytes | None = None  # read, and not taken yet
+        self._full_s = FULL_S
         self._patience = _patience()  # with refusals
         self._is_over = False
 
-    def pass_on(self) -> tuple[int, float]:
-        """Send what has come; return the descriptor to wait for, and how long at most."""
+    def pass_on(self, child: dict[str, Any]) -> tuple[int, float]:
+        """Send what has come; return the descriptor to wait for, and how long at most.
+
+        The directory is not asked: its silence would delay the child's output.
+        """
         if not self._is_over:
             if self._piece is None:
                 if not select.select((0,), (), (), 0)[0]:
                     return 0, math.inf
                 self._piece = _read_stdin()
             if self._piece is not None:
-                return -1, self._offer(self._piece)
+                return -1, self._offer(child, self._piece)
         return -1, math.inf
 
-    def _offer(self, piece: bytes) -> float:
+    def _offer(self, child: dict[str, Any], piece: bytes) -> float:
         """Offer a piece to the child; return how long to wait before the next offer.
 
         Raises:
@@ -686,13 +691,19 @@ class _Stdin:
         )
 
         data = base64.b64encode(piece).decode()
-        args = {"data": data, "at": self._at, "end": not piece}
+        args = {
+            "name": child["name"],
+            "child": child["id"],
+            "incarnation": child["incarnation"],
+            "data": data,
+            "at": self._at,
+            "end": not piece,
+        }
+        asked = {"node": child["node"], "do": "input", "args": args}
         try:
-            answer = self._client.ask(
-                "on", {"child": self._name, "do": "input", "args": args}
-            )
+            answer = self._client.ask("on", asked)
         except RefusedError as why:  # it may just have ended: then so does its log
-            if self._patience.is_over():
+            if self._patience.is_over(str(why)):
                 raise FleetRefusal(str(why)) from None
             return PAUSE_S
         except ControlError:
@@ -702,7 +713,12 @@ class _Stdin:
         if answer["is_taken"]:
             self._at += len(piece)
             self._piece, self._is_over = None, not piece
-        return 0.0 if answer["is_taken"] or self._is_over else FULL_S
+        if answer["is_taken"] or self._is_over:
+            self._full_s = FULL_S
+            return 0.0
+        wait_s = self._full_s
+        self._full_s = min(2 * wait_s, LONGEST_FULL_S)
+        return wait_s
 
 
 def _read_stdin() -> bytes | None:
@@ -908,11 +924,15 @@ def _ask(control: str | None, do: str, args: dict[str, Any] | None = None) -> An
     return _with_client(control, lambda client: client.ask(do, args))
 
 
-def _with_client(control: str | None, use: Callable[[FleetClient], Any]) -> Any:
+def _with_client(
+    control: str | None,
+    use: Callable[[FleetClient], Any],
+    tell: Callable[[str], None] = lambda _text: None,
+) -> Any:
     from supervisor.cluster.client import FleetClient  # noqa: PLC0415
     from supervisor.control.client import ControlError  # noqa: PLC0415
 
     try:
-        return use(FleetClient(control))
+        return use(FleetClient(control, tell))
     except ControlError as why:
         raise FleetRefusal(str(why)) from None

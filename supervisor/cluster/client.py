@@ -20,7 +20,7 @@ from supervisor.control.client import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 TIMEOUT_S = 10.0
 """For a question, all of it; of what may last, until the next sign of life (FL11)."""
@@ -41,12 +41,16 @@ class FleetClient:
 
     Args:
         path: the daemon's control socket; None for the usual one.
+        tell: gets the fault when what is asked again has not answered for long.
 
     Raises:
         ControlError: there is no daemon, or its node is in no fleet.
     """
 
-    def __init__(self, path: str | None = None) -> None:
+    def __init__(
+        self, path: str | None = None, tell: Callable[[str], None] = lambda _text: None
+    ) -> None:
+        self.tell = tell
         self.control = control.find_control(path)
         self.door = door_of(self.control)
         if not is_there(self.door):
@@ -63,6 +67,26 @@ class FleetClient:
             return control.call(self.door, do, args, timeout_s=TIMEOUT_S)
         except ControlError as why:
             raise self._fault(why) from None
+
+    def spawn(self, request: dict[str, Any]) -> Any:
+        """Start children on their nodes, and return them.
+
+        Args:
+            request: as the directory has it.
+
+        Raises:
+            RefusedError: none of them is started.
+            ControlError: there is no answer: they may be started all the same.
+        """
+        try:
+            return self.ask("spawn", request)
+        except RefusedError:
+            raise
+        except ControlError as why:
+            raise type(why)(
+                f"{why}; {request['name']!r} may be started all the same: see `sandhost"
+                " fleet ps`"
+            ) from None
 
     def leave(self, do: str) -> Iterator[dict[str, Any]]:
         """Have this node leave, or by `down` all; yield how far that is.
@@ -123,25 +147,6 @@ class FleetClient:
             data = base64.b64decode(item["data"])
             marks = msgspec.convert(item.get("marks", ()), tuple[LogMark, ...])
             yield LogEntry(item["offset"], data, item["missed"], marks)
-
-    def hold(self, holder: str) -> Iterator[object]:
-        """Have the door know a program for as long as this is read.
-
-        Yields:
-            Something, once the door knows it; nothing more until that ends.
-
-        Args:
-            holder: id of the program.
-
-        Raises:
-            ControlError: it is refused, or the connection ends.
-        """
-        try:
-            is_whole = yield from control.stream(self.door, "hold", {"holder": holder})
-        except ControlError as why:
-            raise self._fault(why) from None
-        if not is_whole:
-            raise ControlError(ACTOR_ENDED)
 
     def pack(self, path: str) -> Any:
         """Pack a directory of this node; return the base of a program on any node.

@@ -38,6 +38,9 @@ PAUSE_S = 0.2
 PATIENCE_S = 15.0
 """For a part of the fleet that has ended: Ray starts it again within 2 s."""
 
+TELL_S = 5.0
+"""Without an answer, until a command that goes on asking says so (FL11)."""
+
 
 class FleetChildError(Exception):
     """A child of the fleet cannot do what is asked; the text says why."""
@@ -368,30 +371,41 @@ def ask_again(
         RefusedError: it refuses.
         ControlError: there is no answer for `PATIENCE_S`.
     """
-    patience = Patience()
+    patience = Patience(client.tell)
     while True:
         try:
             return client.ask(do, args)
         except RefusedError:
             raise
-        except ControlError:
-            if patience.is_over():
+        except ControlError as why:
+            if patience.is_over(str(why)):
                 raise
         look()
         pause()
 
 
 class Patience:
-    """How long faults in a row are borne: `PATIENCE_S` from the first one."""
+    """How long faults in a row are borne: `PATIENCE_S` from the first one.
 
-    def __init__(self) -> None:
+    Args:
+        tell: gets the first fault that is borne `TELL_S` after this was made.
+    """
+
+    def __init__(self, tell: Callable[[str], None] = lambda _text: None) -> None:
+        self._tell = tell
+        self._tell_at_s = time.monotonic() + TELL_S
         self._until_s = math.inf
 
-    def is_over(self) -> bool:
+    def is_over(self, text: str) -> bool:
         """Note a fault; return whether it is borne no longer."""
         now_s = time.monotonic()
         self._until_s = min(self._until_s, now_s + PATIENCE_S)
-        return now_s >= self._until_s
+        if now_s >= self._until_s:
+            return True
+        if now_s >= self._tell_at_s:
+            self._tell_at_s = math.inf
+            self._tell(text)
+        return False
 
     def renew(self) -> None:
         """Begin anew: what failed has succeeded."""

@@ -20,13 +20,12 @@ from supervisor.cluster.client import FleetClient
 from supervisor.cluster.commands import (
     Commands,
     FleetChildError,
-    Patience,
     Seat,
     ask_again,
     pause,
     wait_placed,
 )
-from supervisor.control.client import ControlError, RefusedError
+from supervisor.control.client import ControlError, RefusedError, stream
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -242,7 +241,7 @@ def _spawn(client: FleetClient, request: dict[str, Any], *, is_own_name: bool) -
             not ended here, but by its own silence, if it does not outlive its program.
     """
     try:
-        (row,) = client.ask("spawn", request)
+        (row,) = client.spawn(request)
     except RefusedError:
         raise
     except BaseException:  # it may be done, or under way
@@ -311,7 +310,7 @@ class Holder:
         with self._lock:
             self._names.add(name)
             if not self._is_running:
-                in_daemon_thread(self._run, self._connect_patiently())
+                in_daemon_thread(self._run, self._connect())
                 self._is_running = True
         while not self._tell(name):
             pause()  # the connection is being made again
@@ -343,26 +342,9 @@ class Holder:
 
     def _connect(self) -> Iterator[object]:
         """Return the connection by which the door knows that this program is there."""
-        connection = self._client.hold(self._id)
+        connection = stream(self._client.door, "hold", {"holder": self._id})
         next(connection, None)
         return connection
-
-    def _connect_patiently(self) -> Iterator[object]:
-        """Return the connection, also where the node actor here is started again.
-
-        Raises:
-            ControlError: the door refuses, or has not been there for `PATIENCE_S`.
-        """
-        patience = Patience()
-        while True:
-            try:
-                return self._connect()
-            except RefusedError:
-                raise
-            except ControlError:
-                if patience.is_over():
-                    raise
-            pause()
 
     def _run(self, connection: Iterator[object]) -> None:
         """Keep a connection, and make it anew, for as long as something is held."""

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 Reply: TypeAlias = tuple[bool | None, bytes]
 """Whether it was done, and the result as JSON, or why not as text; None instead of False
-where the same may be asked again (`UnavailableError`)."""
+where the same may be asked again (`UnavailableError`). Its form stays over versions: the
+refusal of another version travels in it."""
 
 Handler: TypeAlias = Callable[[bytes], Awaitable[object]]
 """Does a request; takes its arguments as JSON, and returns its result."""

@@ -79,6 +79,7 @@ KILLS = {
 }
 """Each kind, and whether it loses the node's children for sure."""
 
+
 until = partial(fleetmachines.until, patience_s=PATIENCE_S)
 
 
@@ -188,6 +189,21 @@ class Fleet:
             )
         return False
 
+    def _wait(self, awaited: str, is_so: Callable[[], object]) -> None:
+        """Wait until something is so.
+
+        Raises:
+            AssertionError: it is not in time; the text has the nodes and the children.
+        """
+        try:
+            until(is_so)
+        except AssertionError:
+            rows = self._ask("ps")
+            running = [row for row in rows["children"] if row["state"] != "ended"]
+            raise AssertionError(
+                f"{awaited}: not so after {PATIENCE_S:g} s: {rows['nodes']} {running}"
+            ) from None
+
     def kill(self, machine: Machine, kind: str, number: int) -> Remains:
         """Do one kill, look at what follows, and bring the node back.
 
@@ -205,14 +221,15 @@ class Fleet:
 
     def start(self, machine: Machine, name: str) -> Path:
         """Start a child on a machine; return the file to which it writes."""
-        until(partial(self._is_up, machine))
+        self._wait(f"{machine.name} is up", partial(self._is_up, machine))
         lines = self._shared / f"{machine.name}-lines" / name
         lines.touch()
         lines.chmod(0o666)
         words = (sys.executable, "-I", "-S", "-c", LOOP, str(lines))
         self._spawn(name, *words, policy=machine.name, labels=[machine.name])
-        until(partial(self._is, name, state="running", node=machine.name))
-        until(lambda: lines.stat().st_size)
+        is_there = partial(self._is, name, state="running", node=machine.name)
+        self._wait(f"{name} runs on {machine.name}", is_there)
+        self._wait(f"{name} writes", lambda: lines.stat().st_size)
         return lines
 
     def end(self, machine: Machine, name: str, lines: Path) -> None:
@@ -221,16 +238,17 @@ class Fleet:
 
     def remains_of(self, machine: Machine, name: str, lines: Path) -> Remains:
         """End a child; return what it wrote, and what its machine has left of it."""
-        until(partial(self._is, name, state="running"))
+        self._wait(f"{name} runs", partial(self._is, name, state="running"))
         self._ask("kill", name=name, signal="KILL")
-        until(partial(self._is, name, state="ended"))
+        self._wait(f"{name} has ended", partial(self._is, name, state="ended"))
         numbers = [int(word) for word in lines.read_text().split()]
         remains = Remains(name, numbers != sorted(numbers))
         for one in (self.head, *self.others):
             remains.left += [f"process {pid}" for pid in one.pids(str(lines))]
             remains.left += os.listdir(f"/proc/{one.init}/root/dev/shm")
             try:
-                until(lambda: host(one, "doctor", "--leaks").returncode == 0)  # noqa: B023
+                is_clean = partial(is_without_leaks, one)
+                self._wait(f"{one.name} is without leaks", is_clean)
             except AssertionError:
                 remains.left.append(host(one, "doctor", "--leaks").stdout.strip())
         listed = json.loads(host(machine, "workspace", "list", "--json").stdout)
@@ -247,7 +265,7 @@ class Fleet:
         with killed(self.head, kind):
             pause(STOPPED_S if kind.startswith("stop") else 0.0)
         for one in (self.head, *self.others):
-            until(partial(self._is_up, one))
+            self._wait(f"{one.name} is up", partial(self._is_up, one))
         self.end(machine, name, lines)
 
     def _watch(self, machine: Machine, kind: str, name: str, lines: Path) -> None:
@@ -272,7 +290,9 @@ class Fleet:
             assert since_s < PATIENCE_S, f"{name} is not lost after {kind}"
             pause(0.05)
         if self._is_lost(name):
-            until(lambda: lines.read_bytes().endswith(b"2\n"))
+            self._wait(
+                f"{name} writes again", lambda: lines.read_bytes().endswith(b"2\n")
+            )
 
     def recover(self, machine: Machine) -> None:
         """Return when a node is up again, by itself or by leaving and joining."""
@@ -304,6 +324,11 @@ def is_running(machine: Machine) -> bool:
 def is_left(machine: Machine) -> bool:
     """Return whether anything of a node's Ray is there: processes, or its sessions."""
     return ray_processes.is_there(machine.directory)
+
+
+def is_without_leaks(machine: Machine) -> bool:
+    """Return whether a daemon has leaked nothing."""
+    return bool(host(machine, "doctor", "--leaks").returncode == 0)
 
 
 @contextmanager

@@ -64,10 +64,8 @@ class Fleet:
 
     async def until(self, name: str, state: str) -> dict[str, Any]:
         """Wait for a state of a child; return the child."""
-        row = (await self.children())[name]
-        while row["state"] != state:
-            await trio.sleep(0.1)
-            row = (await self.children())[name]
+        while (row := (await self.children())[name])["state"] != state:
+            await trio.lowlevel.checkpoint()
         return row
 
 

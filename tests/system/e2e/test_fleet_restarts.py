@@ -18,7 +18,13 @@ from hostlib.threads import in_thread
 from hostlib.unix_listener import listen_at
 from sandhost import fleet
 from supervisor.cluster.names import DOOR
-from supervisor.control.server import ControlServer, Order, Orders, Send
+from supervisor.control.server import (
+    ControlServer,
+    Order,
+    Orders,
+    Send,
+    UnavailableOrderError,
+)
 from tests.helpers.command import ENVIRONMENT, sandhost
 from tests.helpers.fleetdoors import LOG, RUN, Doors, fleet_of, node_at, run_in
 
@@ -69,19 +75,30 @@ def say(process: "subprocess.Popen[bytes]", data: bytes) -> None:
 
 
 # spec FL1, FL3
-@PARTS
-async def test_input_of_run_waits_for_a_part_that_is_away(
-    tmp_path: Path, part: str
-) -> None:
+async def test_input_of_run_waits_for_a_node_that_is_away(tmp_path: Path) -> None:
     async with two_nodes(tmp_path) as scene, running(scene, "cat") as process:
         assert process.stdout is not None
         say(process, b"one\n")
         assert await scene.call(process.stdout.readline) == b"one\n"
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(scene.away, part)
+            nursery.start_soon(scene.away, "b")
             await scene.call(say, process, b"two\n")
         out, _ = await scene.call(process.communicate, b"three\n")
         assert (process.returncode, out) == (0, b"two\nthree\n")
+
+
+# spec FL2: children go on without a directory, and so does what they read and write.
+async def test_input_and_output_of_run_need_no_directory(tmp_path: Path) -> None:
+    async with two_nodes(tmp_path) as scene, running(scene, "cat") as process:
+        assert process.stdout is not None
+        say(process, b"one\n")
+        assert await scene.call(process.stdout.readline) == b"one\n"
+        await scene.kill_directory()
+        await scene.call(say, process, b"two\n")
+        assert await scene.call(process.stdout.readline) == b"two\n"
+        await scene.begin_directory()
+        out, _ = await scene.call(process.communicate, b"three\n")
+        assert (process.returncode, out) == (0, b"three\n")
 
 
 # spec FL1, FL3
@@ -128,6 +145,17 @@ async def test_run_of_a_child_that_ends_in_silence(tmp_path: Path) -> None:
         assert (done.status, done.out, done.err) == (4, b"", b"")
 
 
+# spec FL11: the order was done, and the answer that it was refused is lost.
+async def test_run_says_why_a_child_was_not_started(tmp_path: Path) -> None:
+    async with two_nodes(tmp_path) as scene:
+        scene.lose_answer("a", "wait")
+        done = await run_in(scene, "--node", "b", "--", "/nowhere/program")
+        assert (done.status, done.out) == (127, b"")
+        text = done.err.decode().splitlines()[-1]
+        assert text.startswith("sandhost fleet run: cannot run run-")
+        assert "/nowhere/program" in text
+
+
 # spec FL3, FL8
 @PARTS
 async def test_run_that_is_ended_meanwhile_ends_its_child(
@@ -160,7 +188,15 @@ async def test_run_ends_with_the_reader_of_its_output(tmp_path: Path) -> None:
 class GappedDoor:
     """A door whose only child has an output of which the log lost a part."""
 
-    child: ClassVar[dict[str, object]] = {"state": "ended", "pid": 1, "status": 3}
+    child: ClassVar[dict[str, object]] = {
+        "name": "c",
+        "id": "1",
+        "node": "a",
+        "incarnation": 1,
+        "state": "ended",
+        "pid": 1,
+        "status": 3,
+    }
 
     async def show(self, _words: dict[str, Any]) -> object:
         """Return the child."""
@@ -189,21 +225,61 @@ class GappedDoor:
         ).run()
 
 
+@asynccontextmanager
+async def served(where: Path, door: GappedDoor) -> AsyncIterator[tuple[str, ...]]:
+    """Yield a command that uses a door."""
+    async with (
+        listen_at(f"{where}/{DOOR}") as listener,
+        trio.open_nursery() as nursery,
+    ):
+        nursery.start_soon(door.serve, listener)
+        yield (*RUN, "--control", f"{where}/control", "--", "true")
+        nursery.cancel_scope.cancel()
+
+
 # spec FL3, FL11
 async def test_run_tells_output_that_was_removed_before_it_was_read(
     tmp_path: Path,
 ) -> None:
-    async with (
-        listen_at(f"{tmp_path}/{DOOR}") as listener,
-        trio.open_nursery() as nursery,
-    ):
-        nursery.start_soon(GappedDoor().serve, listener)
-        words = ("fleet", "run", "--control", f"{tmp_path}/control", "--", "true")
-        done = await in_thread(sandhost, *words)
-        nursery.cancel_scope.cancel()
+    async with served(tmp_path, GappedDoor()) as command:
+        done = await in_thread(sandhost, *command[1:])
     assert (done.status, done.out) == (3, b"one\ntwo\n"), done.err
     missing = b"sandhost fleet run: 100 bytes are missing: rotation removed them\n"
     assert done.err == missing * 2
+
+
+class SilentDoor(GappedDoor):
+    """A door that cannot reach the directory until it is told."""
+
+    def __init__(self) -> None:
+        self.is_away = True
+
+    async def show(self, words: dict[str, Any]) -> object:
+        """Return the child, once the directory is there."""
+        if self.is_away:
+            raise UnavailableOrderError("cannot reach the fleet's directory")
+        return await super().show(words)
+
+
+# spec FL11
+async def test_run_says_once_that_the_directory_does_not_answer(tmp_path: Path) -> None:
+    door = SilentDoor()
+    async with served(tmp_path, door) as command:
+        # Not in a thread: those of this loop block signals.
+        with subprocess.Popen(  # noqa: ASYNC220
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=ENVIRONMENT,
+        ) as process:
+            assert process.stderr is not None
+            said = await in_thread(process.stderr.readline)
+            door.is_away = False
+            out, err = await in_thread(process.communicate)
+    text = b"sandhost fleet run: cannot reach the fleet's directory; asked again\n"
+    assert (said, out) == (text, b"one\ntwo\n")
+    assert (process.returncode, err.count(b"directory")) == (3, 0)
 
 
 # spec FL3
