@@ -110,16 +110,6 @@ def fork_server() -> Iterator[ForkServer]:
     server.close()
 
 
-@pytest.fixture(scope="session")
-def daemon_server() -> Iterator[ForkServer]:
-    """The server that forks daemons."""
-    from tests.helpers.command import ENVIRONMENT  # noqa: PLC0415 - as above
-
-    server = ForkServer({**ENVIRONMENT, canary.VARIABLE: ""}, "serve")
-    yield server
-    server.close()
-
-
 @pytest.fixture
 def no_leaks() -> None:
     """Ask for the leak check in a test that is not marked `slow`."""

@@ -75,34 +75,38 @@ class Outcome:
 _SERVERS: list[ForkServer] = []
 """Runs commands whose start does not matter; empty if each is started."""
 
-_DAEMON_SERVERS: list[ForkServer] = []
-"""Runs `serve`; empty if each is started."""
+CONFIGURING = ("--config", "--network", "--policy", "--workspace")
+"""Beginnings of options with which `run` imports more than without any."""
 
 
 @contextmanager
-def forked_commands(server: ForkServer, daemons: ForkServer) -> Iterator[None]:
+def forked_commands(server: ForkServer) -> Iterator[None]:
     """Have commands forked from processes that have imported them."""
     _SERVERS.append(server)
-    _DAEMON_SERVERS.append(daemons)
     try:
         yield
     finally:
         _SERVERS.remove(server)
-        _DAEMON_SERVERS.remove(daemons)
 
 
 @pytest.fixture(autouse=True)
-def commands_are_forked(
-    fork_server: ForkServer, daemon_server: ForkServer
-) -> Iterator[None]:
-    """Fork commands and daemons; for a conftest, whose directory's tests all have it."""
-    with forked_commands(fork_server, daemon_server):
+def commands_are_forked(fork_server: ForkServer) -> Iterator[None]:
+    """Fork commands; for a conftest, whose directory's tests all have it."""
+    with forked_commands(fork_server):
         yield
 
 
-def server_of_daemons() -> ForkServer | None:
-    """Return what runs `serve`; None where each is started."""
-    return _DAEMON_SERVERS[0] if _DAEMON_SERVERS else None
+def server_of_forks() -> ForkServer | None:
+    """Return what forks commands; None where each is started."""
+    return _SERVERS[0] if _SERVERS else None
+
+
+def kind_of(words: list[str]) -> str:
+    """Return what a command is forked from: a process that has its imports."""
+    name = words[0] if words else ""
+    if name in {"run", "pipeline"}:
+        return "host" if any(one.startswith(CONFIGURING) for one in words) else "run"
+    return {"serve": "host", "check-config": "run"}.get(name, "command")
 
 
 def sandhost(*words: str | Path, **changes: Any) -> Outcome:
@@ -115,10 +119,12 @@ def sandhost(*words: str | Path, **changes: Any) -> Outcome:
     wrapper = changes.get("wrapper") or None
     is_forked = changes.keys() <= {"cwd", "env", "wrapper"}
     is_forked &= wrapper is None or isinstance(wrapper, Steps)
-    if _SERVERS and is_forked and _SERVERS[0].takes(texts, env):
+    server = server_of_forks()
+    if server is not None and is_forked and server.takes(texts, env):
         _count_host(words)
         cwd = os.fsdecode(changes.get("cwd") or os.getcwd())
-        return outcome(*_SERVERS[0].run(texts, cwd, env, TIMEOUT_S, wrapper))
+        done = server.run(texts, cwd, env, TIMEOUT_S, wrapper, kind_of(texts))
+        return outcome(*done)
     with running(*words, **changes) as process:
         return finished(process)
 

@@ -23,7 +23,8 @@ from tests.helpers.command import (
     ENVIRONMENT,
     SANDHOST,
     TIMEOUT_S,
-    server_of_daemons,
+    kind_of,
+    server_of_forks,
 )
 
 if TYPE_CHECKING:
@@ -141,13 +142,14 @@ def daemon(
         env = {**ENVIRONMENT, "NOTIFY_SOCKET": address, **changes.pop("env", {})}
         wrapper = changes.pop("wrapper", ())
         words = ["serve", "--config", str(where / "c.toml"), *options]
-        server = server_of_daemons() if forked and not wrapper and not changes else None
+        server = server_of_forks() if forked and not wrapper and not changes else None
         canary.ACCOUNT.hosts += 1
         process: subprocess.Popen[bytes] | Forked
         with (where / "stderr").open("ab") as err, open(os.devnull, "rb") as null:
             if server is not None and server.takes(words, env):
                 streams = [null.fileno(), err.fileno(), err.fileno()]
-                process = server.start(words, str(where), env, streams)
+                kind = kind_of(words)
+                process = server.start(words, str(where), env, streams, kind=kind)
             else:
                 process = subprocess.Popen(
                     [*wrapper, SANDHOST, *words],

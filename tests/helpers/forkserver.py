@@ -2,10 +2,10 @@
 
 Forks of a process that has imported it.
 
-For `command.sandhost`, which runs a command to its end, and for `daemon.daemon`. A command
-that is to be seen starting, or that takes something else than words, directory, environment
-and streams from its caller, is started as it is installed. Used in directories whose
-conftest has `forked_commands`.
+For `command.sandhost`, which runs a command to its end, for `daemon.daemon`, and for the
+stand-in of `provider`. A command that is to be seen starting, or that takes something else
+than words, directory, environment and streams from its caller, is started as it is
+installed. Used in directories whose conftest has `commands_are_forked`.
 """
 
 import json
@@ -29,9 +29,8 @@ PROGRAM = Path(__file__).parent / "children" / "forkserver.py"
 MOST_BYTES = 100_000
 """Of a command line: a request is one datagram, and the kernel has a bound for a start."""
 
-OF_THE_START = ("PYTHON", "LANG", "LC_", "LD_", "MALLOC", "TZ")
+OF_THE_START = ("PYTHON", "LANG", "LC_", "LD_", "MALLOC", "TZ", "LOGURU_", "OPENAI_LOG")
 """Beginnings of variables that an interpreter or its libraries read when they start."""
-
 
 SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGPIPE, signal.SIGQUIT, signal.SIGTERM)
 """Signals that may be ignored from the start on."""
@@ -51,7 +50,9 @@ class Forked:
         self._text = b""
         self.returncode: int | None = None
         while b"\n" not in self._text:
-            self._text += os.read(told, 100)
+            more = os.read(told, 100)
+            assert more, f"the server of forks did not take {words}"
+            self._text += more
         self.pid = int(self._text.split()[0])
 
     def __enter__(self) -> Self:
@@ -103,17 +104,16 @@ class ForkServer:
 
     Args:
         env: what the interpreter of the commands starts with.
-        command: what it has imported: `run`, or `serve`, which has more.
     """
 
-    def __init__(self, env: Mapping[str, str], command: str = "run") -> None:
+    def __init__(self, env: Mapping[str, str]) -> None:
         self._env = _of_the_start(env)
         self._inherited = _inherited()
         self._sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             number = str(theirs.fileno())
             subprocess.run(
-                [sys.executable, str(PROGRAM), number, command],
+                [sys.executable, str(PROGRAM), number],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -138,6 +138,7 @@ class ForkServer:
         env: Mapping[str, str],
         timeout_s: float,
         steps: Steps | None = None,
+        kind: str = "run",
     ) -> tuple[int, bytes, bytes]:
         """Run a command to its end; return its status and what it said.
 
@@ -147,6 +148,7 @@ class ForkServer:
             env: its environment.
             timeout_s: how long it may take.
             steps: what its process does before.
+            kind: what is imported already (`KINDS` of `children/forkserver.py`).
 
         Raises:
             subprocess.TimeoutExpired: it took too long, and was killed.
@@ -161,7 +163,7 @@ class ForkServer:
                 ours.append(reads)
                 theirs.append(writes)
             try:
-                self._send(words, cwd, env, [null, *theirs], steps)
+                self._send(words, cwd, env, [null, *theirs], steps, kind)
             finally:
                 for fd in theirs:
                     os.close(fd)
@@ -169,7 +171,13 @@ class ForkServer:
         return int(told.split()[1]), out, err
 
     def start(
-        self, words: list[str], cwd: str, env: Mapping[str, str], streams: list[int]
+        self,
+        words: list[str],
+        cwd: str,
+        env: Mapping[str, str],
+        streams: list[int],
+        steps: Steps | None = None,
+        kind: str = "run",
     ) -> Forked:
         """Start a command.
 
@@ -178,10 +186,12 @@ class ForkServer:
             cwd: its working directory.
             env: its environment.
             streams: descriptors of its stdin, stdout and stderr.
+            steps: what its process does before.
+            kind: what is imported already.
         """
         told, tells = os.pipe2(os.O_CLOEXEC)
         try:
-            self._send(words, cwd, env, [*streams, tells], None)
+            self._send(words, cwd, env, [*streams, tells], steps, kind)
         finally:
             os.close(tells)
         return Forked(words, told)
@@ -193,8 +203,10 @@ class ForkServer:
         env: Mapping[str, str],
         fds: list[int],
         steps: Steps | None,
+        kind: str,
     ) -> None:
         request = {
+            "kind": kind,
             "words": words,
             "cwd": cwd,
             "env": dict(env),

@@ -1,22 +1,27 @@
 """The stand-in for a model's provider, as a process of its own."""
 
+import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tests.architecture.tree import ROOT
 from tests.helpers.canary import KEY, VARIABLE, leave_out
-from tests.helpers.command import ENVIRONMENT
+from tests.helpers.command import ENVIRONMENT, server_of_forks
+from tests.helpers.steps import ending, steps_before
+
+if TYPE_CHECKING:
+    from tests.helpers.forkserver import Forked
 
 BARE = {name: text for name, text in ENVIRONMENT.items() if name != VARIABLE}
 
 # The key comes by a pipe: children may look at this process.
 PROGRAM = """
-import sys, trio
+import trio
 from demo.provider.__main__ import main
-words, tell = sys.argv[1:], str
+words, tell = list(args), str
 if "--in-every-form" in words:
     from tests.helpers.canary_forms import in_every_form as tell
     words.remove("--in-every-form")
@@ -44,19 +49,29 @@ def provider_process(
         key: what requests have to carry.
         in_every_form: what it gives away is the key in all forms (`canary_forms.py`).
     """
-    command = [sys.executable, "-c", PROGRAM]
-    if in_every_form:
-        command.append("--in-every-form")
+    words = ["--in-every-form"] if in_every_form else []
     if log is not None:
-        command += ["--log", str(log)]
-    with subprocess.Popen(
-        command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=BARE
-    ) as process:
+        words += ["--log", str(log)]
+    steps = ending(steps_before("", *words), PROGRAM)
+    server = server_of_forks()
+    key_reads, key_writes = os.pipe2(os.O_CLOEXEC)
+    url_reads, url_writes = os.pipe2(os.O_CLOEXEC)
+    process: subprocess.Popen[bytes] | Forked
+    with open(key_writes, "wb", 0) as told, open(url_reads) as said:
         try:
-            assert process.stdin is not None
-            assert process.stdout is not None
-            process.stdin.write(key.encode() + b"\n")
-            process.stdin.flush()
-            yield process.stdout.readline().decode().strip()
+            if server is not None and server.takes([], BARE):
+                streams = [key_reads, url_writes, 2]
+                process = server.start([], str(ROOT), BARE, streams, steps, "provider")
+            else:
+                process = subprocess.Popen(
+                    steps, cwd=ROOT, stdin=key_reads, stdout=url_writes, env=BARE
+                )
         finally:
-            process.kill()
+            os.close(key_reads)
+            os.close(url_writes)
+        with process:
+            try:
+                told.write(key.encode() + b"\n")
+                yield said.readline().strip()
+            finally:
+                process.kill()

@@ -73,7 +73,6 @@ class Agent:
         env = {
             **ENVIRONMENT,
             "PATH": f"{os.path.dirname(SANDHOST)}:{ENVIRONMENT['PATH']}",
-            "PYTHONDONTWRITEBYTECODE": "1",
         }
         usual = ("--workspace", str(self.base), "--workspace-name", "w")
         where = ("--state-dir", str(self._state), *(options or usual))

@@ -52,6 +52,20 @@ def test_it_ends_and_says_the_same(
     assert err == started.err
 
 
+# A process that has imported more than a host without a configuration does.
+@pytest.mark.parametrize("kind", ["host", "command", "provider"])
+def test_it_says_the_same_from_each_kind(
+    tmp_path: Path, fork_server: ForkServer, kind: str
+) -> None:
+    words = ["run", "--", "sh", "-c", SEEN]
+    env = {**ENVIRONMENT, "HOME": str(tmp_path)}
+    with running(*words, cwd=tmp_path, env=env) as process:
+        started = finished(process)
+    forked = fork_server.run(words, str(tmp_path), env, TIMEOUT_S, kind=kind)
+    assert (forked[0], forked[2]) == (started.status, started.err)
+    assert DRAWN.sub(b"*", forked[1]) == DRAWN.sub(b"*", started.out)
+
+
 # Steps of a wrapper are the fork's own; what an exec changes after them is changed.
 @pytest.mark.parametrize("uid", [None, 0, 1000])
 def test_it_says_the_same_after_steps(
