@@ -6,7 +6,8 @@ Rules of this file.
    byte 4,096 of the stream.  A reader names a place by its offset, which rotation does
    not change.
 2. ``append`` does not raise if the disk fails: bytes that cannot be written are dropped
-   and counted, and the caller reports it.  Offsets count the bytes that are in files.
+   and counted, and the caller reports it.  Offsets count the bytes that are in files,
+   and those that a caller has skipped: its readers are told of them as of removed ones.
 3. A directory or file that vanished is made anew with the next append.
 """
 
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from bisect import bisect_right
 from typing import NamedTuple
 
 SUFFIX = ".log"
@@ -30,7 +32,7 @@ class Piece(NamedTuple):
     Attributes:
         offset: offset of the first byte of ``data``.
         data: empty at the end of the stream.
-        missed: bytes between the wanted offset and ``offset`` that rotation removed.
+        missed: bytes between the wanted offset and ``offset`` that are in no file.
     """
 
     offset: int
@@ -44,10 +46,11 @@ class Segments:
     Args:
         directory: made with the first byte.
         max_bytes: size at which a new file begins.
-        keep: number of full files that are kept beside the newest one.
+        keep: number of full files that are kept beside the newest one; as many bytes
+            in smaller ones.
 
     Attributes:
-        end: offset after the last byte that is in a file.
+        end: offset after the last byte that is in a file, or was skipped.
         dropped_bytes: number of bytes that could not be written.
         failure: the error of the last append; None if it succeeded.
         has_vanished: its files are gone and a new one was begun; a caller that reports
@@ -60,6 +63,7 @@ class Segments:
         self._keep = keep
         self._fd = -1
         self._size = 0
+        self._skipped = 0
         self.dropped_bytes = 0
         self.failure: OSError | None = None
         self.has_vanished = False
@@ -90,6 +94,14 @@ class Segments:
         self.failure = None
         return True
 
+    def skip(self, size: int) -> None:
+        """Make a gap of bytes that were dropped; an empty file has its end, if it can."""
+        self.end += size
+        self._skipped += size
+        with contextlib.suppress(OSError):
+            self._open()
+            self.close()
+
     def _open(self) -> int:
         """Open a file to append to, if none is open; return the room in it."""
         gone = False
@@ -103,18 +115,23 @@ class Segments:
         newest = _segments(self.directory)[-1:]
         start, size = newest[0] if newest else (self.end, 0)
         if not newest or start + size != self.end or size >= self._max_bytes:
+            if newest and not size:  # else each piece that is dropped leaves a file
+                os.rename(self._path(start), self._path(self.end))
             start, size = self.end, 0
         path = self._path(start)
         self._fd = os.open(path, _FLAGS, _FILE_MODE)
         self._size = os.fstat(self._fd).st_size
-        self.has_vanished |= gone or (not newest and self.end > 0)
+        self.has_vanished |= gone or (not newest and self.end > self._skipped)
         self._forget_old()
         return max(1, self._max_bytes - self._size)
 
     def _forget_old(self) -> None:
-        for start, _ in _segments(self.directory)[: -(self._keep + 1)]:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(self._path(start))
+        left = self._keep * self._max_bytes
+        for start, size in reversed(_segments(self.directory)[:-1]):
+            left -= size
+            if left < 0:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(self._path(start))
 
     def _path(self, start: int) -> str:
         return f"{self.directory}/{start:0{_DIGITS}}{SUFFIX}"
@@ -145,6 +162,7 @@ def read_at(directory: str, offset: int, size: int) -> Piece:
     end = sum(found[-1]) if found else 0
     if offset < 0:
         offset = max(found[0][0] if found else 0, end + offset)
+    vanished = False
     for start, length in found:
         if start + length <= offset:
             continue
@@ -155,6 +173,7 @@ def read_at(directory: str, offset: int, size: int) -> Piece:
                 os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW,
             )
         except FileNotFoundError:
+            vanished = True
             continue  # rotation removed it: read the next one, and report the gap
         try:
             data = os.pread(fd, size, begin - start)
@@ -162,6 +181,8 @@ def read_at(directory: str, offset: int, size: int) -> Piece:
             os.close(fd)
         if data:
             return Piece(begin, data, begin - offset)
+    if vanished:  # files that are newer than the list may be there
+        return read_at(directory, offset, size)
     return Piece(offset, b"", 0)
 
 
@@ -190,10 +211,13 @@ def last_lines(
     begin = max(first, end - max_bytes)
     data = b""
     at = begin
+    gap = [(0, begin)]  # the place in the data behind each gap, and its offset
     while at < end:
         piece = read_at(directory, at, end - at)
         if not piece.data:
             break
+        if piece.missed:
+            gap.append((len(data), piece.offset))
         data += piece.data
         at = piece.offset + len(piece.data)
     place = len(data)
@@ -201,7 +225,8 @@ def last_lines(
         place = data.rfind(b"\n", 0, max(0, place - 1)) + 1
         if place == 0:
             break
-    return at - len(data) + place
+    behind, offset = gap[bisect_right(gap, place, key=lambda one: one[0]) - 1]
+    return offset + place - behind
 
 
 def _segments(directory: str) -> list[tuple[int, int]]:

@@ -282,9 +282,10 @@ def logs(  # noqa: PLR0913 - one option each
 
 
 def tell_missed(title: str, missed: int) -> None:
-    """Say on stderr how many bytes of an output were removed before they were read."""
+    """Say on stderr how many bytes of an output are in no file any more."""
     if missed:
-        print_stderr(title, f"{missed} bytes are missing: rotation removed them")
+        why = "they were removed, or lost by a full disk"
+        print_stderr(title, f"{missed} bytes are missing: {why}")
 
 
 def log_writer(

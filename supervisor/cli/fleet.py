@@ -612,8 +612,6 @@ class _Output:
             if child["state"] != "ended":
                 return False  # one that runs is not ended because its log is away
             has_no_log = isinstance(why, RefusedError) and NO_LOG in str(why)
-            if has_no_log and not self._offset:
-                return True  # it has said nothing
             if has_no_log or self._patience.is_over(str(why)):
                 raise FleetRefusal(
                     f"{why}; {self._name} has ended with status {child['status']}, and"

@@ -5,8 +5,9 @@ output the same way (`commands` is the other end). Rules of this file.
 
 1. A command has a session of its own, and is over with its own process: what is in its
    pipes then is its last output.
-2. Of each command at most `WINDOW_BYTES` are under way: its reader tells what it took.
-3. The same request twice is done once.
+2. Of each command at most `WINDOW_BYTES` are under way: its reader tells how much it has
+   taken of all that was said.
+3. The same request twice is done once; one that cannot be read is refused.
 4. With the last byte of its input, or where nothing was said for too long, this program
    ends, and its child with it: nobody holds that any more.
 """
@@ -15,7 +16,9 @@ from __future__ import annotations
 
 import base64
 import errno
+import fcntl
 import json
+import math
 import os
 import select
 import signal
@@ -38,19 +41,28 @@ WINDOW_BYTES = 1024 * 1024
 PIECE_BYTES = 32_768
 """Of a file or an output, in one answer."""
 
+LONGEST_WAIT_S = 3600.0
+"""Until times are looked at again: poll(2) takes 24 days at most."""
+
+MALFORMED = (ValueError, TypeError, LookupError, AttributeError, OverflowError)
+"""Raised by a request of another form than this program reads."""
+
 
 class _Task:
     """A request that is being done.
 
     Attributes:
         deadline_s: when it is ended; None for never.
-        under_way: bytes that its reader has not taken yet.
+        said: bytes of all its output.
+        read: bytes of that which its reader has taken.
+        taken: bytes of its input.
     """
 
     def __init__(self, say: Callable[..., None]) -> None:
         self.deadline_s: float | None = None
-        self.under_way = 0
-        self.taken = 0  # of its input
+        self.said = 0
+        self.read = 0
+        self.taken = 0
         self.is_over = False
         self._say = say
 
@@ -81,13 +93,13 @@ class _Task:
 
     def put(self, stream: str, data: bytes) -> None:
         """Send a piece of output."""
-        self.under_way += len(data)
+        self.said += len(data)
         self._say(**{stream: base64.b64encode(data).decode()})
 
     @property
     def has_room(self) -> bool:
         """Whether more may be under way."""
-        return self.under_way < WINDOW_BYTES
+        return self.said - self.read < WINDOW_BYTES
 
 
 class _Command(_Task):
@@ -99,6 +111,11 @@ class _Command(_Task):
 
     def __init__(self, request: dict[str, Any], say: Callable[..., None]) -> None:
         super().__init__(say)
+        timeout_s = request.get("timeout_s")
+        if timeout_s is not None:
+            if math.isnan(timeout_s):
+                raise ValueError("no time")
+            self.deadline_s = time.monotonic() + timeout_s
         cwd = request.get("cwd") or os.getcwd()
         self._process = subprocess.Popen(
             request["command"],
@@ -110,8 +127,6 @@ class _Command(_Task):
             start_new_session=True,
         )
         self._is_late = False
-        if request.get("timeout_s") is not None:
-            self.deadline_s = time.monotonic() + request["timeout_s"]
         self._pidfd = os.pidfd_open(self._process.pid)
         self._outputs: dict[int, str] = {}
         for pipe, stream in (
@@ -147,17 +162,17 @@ class _Command(_Task):
         elif fd in self._outputs:
             self._read(fd)
 
-    def _read(self, fd: int) -> bool:
-        """Send a piece of output; return whether there was one."""
+    def _read(self, fd: int) -> int:
+        """Send a piece of output; return its size."""
         try:
             data = os.read(fd, PIECE_BYTES)
         except BlockingIOError:
-            return False
+            return 0
         if not data:
             del self._outputs[fd]  # the pipe is closed with the process
-            return False
+            return 0
         self.put(self._outputs[fd], data)
-        return True
+        return len(data)
 
     def take(self, data: bytes, *, is_last: bool) -> None:
         """Keep a piece for the command to read."""
@@ -196,8 +211,10 @@ class _Command(_Task):
     def _note_end(self) -> None:
         status = self._process.wait()
         for fd in tuple(self._outputs):
-            while self._read(fd):
-                pass
+            # A process that it has left may fill the pipe faster than this reads it.
+            left = fcntl.fcntl(fd, fcntl.F_GETPIPE_SZ)
+            while left > 0 and (size := self._read(fd)):
+                left -= size
         self._close_input()
         for pipe in (self._process.stdout, self._process.stderr):
             if pipe is not None:
@@ -334,7 +351,7 @@ class CommandServer:
         known = [time_s for time_s in times if time_s is not None]
         if not known:
             return None
-        return max(0.0, (min(known) - time.monotonic()) * 1000)
+        return 1000 * max(0.0, min(min(known) - time.monotonic(), LONGEST_WAIT_S))
 
     def _hear(self) -> bool:
         """Do the requests that are there; return False at the end of the input."""
@@ -344,7 +361,11 @@ class CommandServer:
         self._heard_s = time.monotonic()
         *lines, self._pending = (self._pending + data).split(b"\n")
         for line in lines:
-            self._do(json.loads(line))
+            try:
+                self._do(json.loads(line))
+            except MALFORMED as why:
+                text = f"sandhost serve-commands: cannot read a request: {why!r}"
+                os.write(2, f"{text}\n".encode())
         return True
 
     def _do(self, request: dict[str, Any]) -> None:
@@ -356,11 +377,11 @@ class CommandServer:
         if task is None or task.is_over:
             return
         if do == "input" and request["at"] == task.taken:
-            data = base64.b64decode(request["data"])
+            data = base64.b64decode(request["data"], validate=True)
             task.taken += len(data)
             task.take(data, is_last=request["end"])
         elif do == "took":
-            task.under_way -= request["bytes"]
+            task.read = max(task.read, request["bytes"])
         elif do == "end":
             task.end()
 
@@ -373,9 +394,10 @@ class CommandServer:
             return
         try:
             task = _KINDS[request["do"]](request, say)
-        except (OSError, ValueError) as why:
-            error = why if isinstance(why, OSError) else OSError(errno.EINVAL, str(why))
-            _Task(say).fail(error)
+        except OSError as why:
+            _Task(say).fail(why)
+        except MALFORMED as why:
+            _Task(say).fail(OSError(errno.EINVAL, str(why)))
         else:
             self._tasks[key] = task
 

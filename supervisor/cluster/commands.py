@@ -35,6 +35,9 @@ TOOK_BYTES = 256 * 1024
 PAUSE_S = 0.2
 """From a question that was cut off to the next attempt."""
 
+MAY_BE_DONE = "what was asked may be done all the same"
+"""Of a request whose outcome is not known."""
+
 PATIENCE_S = 15.0
 """For a part of the fleet that has ended: Ray starts it again within 2 s."""
 
@@ -125,11 +128,14 @@ class Commands:
             data: what the command reads on its standard input.
 
         Raises:
+            TypeError: a word or a variable is no text, or the time is no number.
+            ValueError: there is no program.
             FileNotFoundError: the child finds no such program, or no such directory.
             PermissionError: it may not execute it.
             CommandTimeoutError: the time was up; it has the output so far.
             FleetChildError: the child has ended, or its node is lost.
         """
+        _check_request(command, timeout_s, env or {})
         begun_s = time.monotonic()
         request = {
             "do": "run",
@@ -182,8 +188,8 @@ class Commands:
     ) -> tuple[bytes, bytes, dict[str, Any]]:
         """Return what came on both streams, and the outcome."""
         key = secrets.token_hex(8)
-        offset = self._send({"id": key, **request})
         try:
+            offset = self._send({"id": key, **request})
             if data or is_sent:
                 self._send_input(key, data)
             return self._collect(key, offset)
@@ -193,7 +199,7 @@ class Commands:
 
     def _collect(self, key: str, offset: int) -> tuple[bytes, bytes, dict[str, Any]]:
         parts: dict[str, list[bytes]] = {"out": [], "err": []}
-        untold = 0
+        taken = told = 0
         for answer in self._answers(key, offset):
             over = answer.get("over")
             if over is not None:
@@ -204,10 +210,10 @@ class Commands:
             for stream in parts.keys() & answer.keys():
                 piece = base64.b64decode(answer[stream])
                 parts[stream].append(piece)
-                untold += len(piece)
-            if untold >= TOOK_BYTES:
-                self._send({"id": key, "do": "took", "bytes": untold})
-                untold = 0
+                taken += len(piece)
+            if taken - told >= TOOK_BYTES:
+                told = taken
+                self._send({"id": key, "do": "took", "bytes": taken})
         raise AssertionError("answers end with an outcome")
 
     def _send_input(self, key: str, data: bytes) -> None:
@@ -257,7 +263,10 @@ class Commands:
                     )
                 pause()
         except ControlError as why:
-            raise self._gone() or FleetChildError(str(why)) from None
+            self._check_there()
+            is_refused = isinstance(why, RefusedError) and not is_repeated
+            doubt = "" if is_refused else f"; {MAY_BE_DONE}"
+            raise FleetChildError(f"{why}{doubt}") from None
         self._log_end = int(answer["log_end"])
         # The first attempt may have been taken, and answered since.
         return before if is_repeated else self._log_end
@@ -315,18 +324,27 @@ class Commands:
     def _lines(self, offset: int) -> Iterator[bytes]:
         """Yield the lines of the child's log from an offset on, for as long as it runs."""
         pending = b""
+        patience = Patience()
+        what = f"cannot read the answer of {self._seat.name}"
         while True:
-            with suppress(ControlError):  # all that was said is still there
-                words = {"follow": True, "offset": offset}
+            words = {"follow": True, "offset": offset}
+            try:
                 for entry in self._client.logs(self._seat.name, words):
                     if entry.missed:
                         raise FleetChildError(
-                            f"cannot read the answer of {self._seat.name}:"
-                            f" {entry.missed} bytes of its log are gone already"
+                            f"{what}: {entry.missed} bytes of its log were removed, or"
+                            f" lost by a full disk; {MAY_BE_DONE}"
                         )
+                    patience.renew()
                     offset = entry.offset + len(entry.data)
                     *lines, pending = (pending + entry.data).split(b"\n")
                     yield from lines
+            except RefusedError as why:
+                if patience.is_over(str(why)):
+                    self._check_there()
+                    raise FleetChildError(f"{what}: {why}; {MAY_BE_DONE}") from None
+            except ControlError:  # all that was said is still there
+                patience.renew()
             gone = self._gone()
             if gone is not None:
                 raise gone
@@ -351,6 +369,29 @@ class Commands:
         reason = row["reason"] or f"its exit status is {row['status']}"
         state = row["state"] if is_same else "another one by now"
         return FleetChildError(f"{name} on node {self._seat.node} is {state}: {reason}")
+
+
+def _check_request(
+    command: Sequence[str], timeout_s: float | None, env: Mapping[str, str]
+) -> None:
+    """Raise if a command is none, before anything is sent."""
+    if isinstance(command, str | bytes):
+        raise TypeError(
+            f"cannot run {command!r}: a command is a list of words; for a shell's line"
+            ' write ["sh", "-c", LINE]'
+        )
+    if not command:
+        raise ValueError("cannot run []: a command begins with its program")
+    for word in (*command, *env.keys(), *env.values()):
+        if not isinstance(word, str):
+            raise TypeError(
+                f"cannot run {command[0]!r}: {word!r} is no str; convert it"
+            )
+    is_time = isinstance(timeout_s, int | float) and not math.isnan(timeout_s)
+    if timeout_s is not None and not is_time:
+        raise TypeError(
+            f"cannot run {command[0]!r}: its time is {timeout_s!r}; give seconds, or None"
+        )
 
 
 def ask_again(

@@ -3,15 +3,17 @@
 Rules of this file.
 
 1. There is no queue: a reader reads files by offset at its own pace and blocks no
-   other. Bytes that rotation has removed meanwhile are reported by their number.
+   other. Bytes that are in no file any more are reported by their number, those behind
+   the last one in a file as well: a full disk may have lost them.
 2. The event is taken before the file is read, so that no change is missed.
 """
 
 from __future__ import annotations
 
 import base64
+import os
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
 
 import msgspec
 import trio
@@ -23,11 +25,14 @@ from supervisor.config.child import is_child_name
 from supervisor.control.blockers import MAX_NAMED
 from supervisor.control.client import NO_LOG
 from supervisor.control.server import OrderError, Orders, Send, UnavailableOrderError
+from supervisor.kept_children.adhoc_logs import MOST_LOGS
 from supervisor.kept_children.log_marks import marks_between, offset_since
 
 if TYPE_CHECKING:
     from hostlib.journal import SegmentJournal
+    from hostlib.segments import Piece
     from supervisor.host import Host
+    from supervisor.kept_children.log_marks import Mark
     from supervisor.kept_children.roster import Children
 
 PIECE_BYTES = 32_768
@@ -70,6 +75,22 @@ class StopArgs(msgspec.Struct, forbid_unknown_fields=True):
 T = TypeVar("T")
 Bell = Callable[[], trio.Event]
 Take = Callable[[int, bytes, int], Awaitable[None]]
+
+
+class _Source(NamedTuple):
+    """A stream that is read.
+
+    Attributes:
+        directory: has its files.
+        end: returns the offset behind all that has come, in a file or not.
+        bell: set with more bytes; None to wait for none.
+        ended: returns whether it is complete.
+    """
+
+    directory: str
+    end: Callable[[], int]
+    bell: Bell | None
+    ended: Callable[[], bool]
 
 
 class Overdue:
@@ -134,37 +155,41 @@ class DaemonStreams:
         name = args.name if kept is None else kept.name
         directory = f"{self._log_dir}/{name}"
         if kept is None and not await self._has_log(name):
-            raise OrderError(f"{NO_LOG} {name!r}: there is no such child")
+            raise OrderError(
+                f"{NO_LOG} {name!r}: there is no such child, or its log was removed: of"
+                f" children that ended the newest {MOST_LOGS} are kept"
+            )
         log = None if kept is None else kept.log
         follow = args.follow and log is not None
 
         async def take(offset: int, data: bytes, missed: int) -> None:
             end = offset + len(data)
             text = base64.b64encode(data).decode()
-            marks = await _read_disk(marks_between, directory, offset, end)
+            marks: list[Mark] = []
+            if data:
+                marks = await _read_disk(marks_between, directory, offset, end)
             item = {"offset": offset, "missed": missed, "data": text, "marks": marks}
             await send(item)
 
-        until = None if follow else await _end(directory)
+        last = await _end(directory) if log is None else log.segments.end
+        until = None if follow else last
         begin = await _begin(directory, args.lines, args.offset, until)
         if args.since is not None:
             since = await _read_disk(offset_since, directory, args.since)
-            end = await _end(directory) if until is None else until
-            begin = max(begin, end if since is None else since)
-        await _read(
+            begin = max(begin, last if since is None else since)
+        source = _Source(
             directory,
-            begin,
-            take,
-            until=until,
+            end=lambda: last if log is None else log.segments.end,
             bell=(lambda: log.changed) if follow and log is not None else None,
             ended=lambda: log is None or log.ended,
         )
+        await _read(source, begin, take, until)
 
     async def _has_log(self, name: str) -> bool:
+        """Return whether a child of this name has a log, if only an empty one."""
         if not is_child_name(name):
             return False
-        piece = await in_thread(read_at, f"{self._log_dir}/{name}", 0, 1)
-        return bool(piece.data)
+        return await _read_disk(os.path.isdir, f"{self._log_dir}/{name}")
 
     async def _events(self, words: dict[str, Any], send: Send) -> None:
         args = msgspec.convert(words, EventsArgs)
@@ -185,14 +210,14 @@ class DaemonStreams:
                 at += len(line) + 1
 
         until = None if args.follow else await _end(directory)
-        await _read(
+        source = _Source(
             directory,
-            await _begin(directory, args.lines, args.offset, until),
-            take,
-            until=until,
+            end=lambda: journal.segments.end,
             bell=(lambda: journal.changed) if args.follow else None,
             ended=lambda: not journal.is_on,
         )
+        begin = await _begin(directory, args.lines, args.offset, until)
+        await _read(source, begin, take, until)
 
     async def _stop(self, words: dict[str, Any], send: Send) -> None:
         """Stop the daemon; report the children that it waits for.
@@ -237,60 +262,54 @@ async def _begin(
     if offset is not None:
         return offset
     if lines is None:
-        return 0
+        first, _ = await _read_disk(extent, directory)
+        return first
     return await _read_disk(last_lines, directory, lines, LAST_LINES_BYTES, until)
 
 
-async def _read(
-    directory: str,
-    offset: int,
-    take: Take,
-    *,
-    until: int | None,
-    bell: Bell | None,
-    ended: Callable[[], bool],
-) -> None:
+async def _read(source: _Source, offset: int, take: Take, until: int | None) -> None:
     """Pass a stream's bytes to ``take``: to an end, or for ever if it has a bell.
 
     Args:
-        directory: the stream's.
+        source: the stream.
         offset: of the first byte.
         take: gets them.
         until: offset of the end, extended to the end of its line; None for the end of
             the stream.
-        bell: set with more bytes; None to wait for none.
-        ended: returns whether the stream is complete.
     """
     if until is not None and offset >= until:
         return
-    first = True
     while True:
-        event = None if bell is None else bell()
-        is_over = ended()
-        piece = await _read_disk(read_at, directory, offset, PIECE_BYTES)
-        data, is_last = piece.data, False
-        if until is not None:
-            data, is_last = _cut(data, until - piece.offset)
+        event = None if source.bell is None else source.bell()
+        is_over = source.ended()
+        # Up to there all was written before the read, if it could be.
+        last = source.end() if until is None else until
+        piece = await _read_disk(read_at, source.directory, offset, PIECE_BYTES)
+        data, is_last = _cut(piece, until)
         if data:
-            # A reader that asks for the whole log has not missed removed bytes.
-            missed = 0 if first and offset <= 0 else piece.missed
-            await take(piece.offset, data, missed)
+            await take(piece.offset, data, piece.missed)
             offset = piece.offset + len(data)
-            first = False
         if is_last:
             return
-        if data:
+        if not data and offset < last:
+            await take(last, b"", last - offset)
+            offset = last
+        elif data:
             continue
         if event is None or is_over:
             return
         await event.wait()
 
 
-def _cut(data: bytes, size: int) -> tuple[bytes, bool]:
-    """Return the first bytes, and whether they are the last of a stream.
+def _cut(piece: Piece, until: int | None) -> tuple[bytes, bool]:
+    """Return the bytes up to an offset, and whether they are the last of a stream.
 
     A line that the limit cuts is included to its end, or as far as it is there.
     """
+    data = piece.data
+    if until is None:
+        return data, False
+    size = until - piece.offset
     if len(data) < size:
         return data, False
     if data[size - 1 : size] == b"\n" and size > 0:

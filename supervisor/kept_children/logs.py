@@ -7,7 +7,7 @@ From pipes into a stream of ``segments``, and an event for those who follow.
 2. Memory is bounded: one piece of at most ``PIECE_BYTES`` a child. A child that writes
    faster than the disk waits in its own write(2), and no other child waits.
 3. A full disk or a lost directory never stops a child: pieces are dropped and counted,
-   and the log warns once until it works again.
+   and the log warns once until it works again. Offsets count them: readers see a gap.
 4. Without a thread, a piece is written in the host's own; without an epoll watch
    (``readiness``), the host goes on as well.
 """
@@ -97,7 +97,10 @@ class ChildLog:
     def _append(self, data: bytes, stream: str) -> bool:
         self.marks.add(self.segments.end, stream, begins=self._begins)
         self._begins = False
-        return self.segments.append(data)
+        before = self.segments.dropped_bytes
+        kept = self.segments.append(data)
+        self.segments.skip(self.segments.dropped_bytes - before)
+        return kept
 
     async def take(self, data: bytes, stream: str = OUT) -> None:
         """Keep a piece of a stream, or count it as dropped."""

@@ -1,14 +1,16 @@
 """A stream in files: appended to, rotated, read by offset, on disks with faults."""
 
+import errno
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hostlib.segments import Segments, last_lines, read_at
+from hostlib.segments import Segments, extent, last_lines, read_at
 from tests.helpers.command import small_disk
 
 
@@ -100,9 +102,12 @@ def test_a_directory_that_cannot_be_made_costs_bytes_and_nothing_else(
     assert not segments.append(b"lost")
     assert segments.dropped_bytes == 4
     assert segments.failure is not None
+    segments.skip(4)
     (tmp_path / "log").unlink()
     assert segments.append(b"kept")
     segments.close()
+    assert not segments.has_vanished
+    assert read_at(str(tmp_path / "log"), 0, 10) == (4, b"kept", 4)
 
 
 @pytest.mark.slow
@@ -115,3 +120,56 @@ def test_a_full_disk_costs_bytes_and_nothing_else(tmp_path: Path) -> None:
             os.truncate(file, 0)
         assert segments.append(b"again")
         segments.close()
+
+
+def test_skipped_bytes_are_a_gap_and_cost_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    where = str(tmp_path / "log")
+    segments = Segments(where, 10, 1)
+    segments.append(b"aaaa\nb\n")
+    with monkeypatch.context() as full:
+        full.setattr("os.write", fail)
+        for size in (100, 20, 2):
+            assert not segments.append(b"x" * size)
+            segments.skip(size)
+            assert extent(where) == (0, segments.end)
+    assert len(os.listdir(where)) == 2
+    segments.append(b"cc\ndd")
+    segments.close()
+    assert read_all(tmp_path / "log") == (b"aaaa\nb\ncc\ndd", 122)
+    assert extent(where) == (0, 134)
+    assert Segments(where, 10, 1).end == 134
+    for count, begin in ((1, 132), (2, 129), (3, 5), (4, 0)):
+        assert last_lines(where, count, 1000) == begin
+
+
+def test_short_files_remove_no_long_ones(tmp_path: Path) -> None:
+    segments = Segments(str(tmp_path / "log"), 10, 2)
+    segments.append(b"a" * 10)
+    for _ in range(5):
+        segments.append(b"b")
+        segments.skip(1)
+    segments.append(b"c" * 10)
+    segments.close()
+    assert read_all(tmp_path / "log") == (b"a" * 10 + b"b" * 5 + b"c" * 10, 5)
+
+
+def test_files_that_rotation_removes_meanwhile_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    where = str(tmp_path / "log")
+    segments, opens = Segments(where, 4, 0), os.open
+    segments.append(b"aaaa")
+
+    def open_later(*words: Any, **more: Any) -> int:
+        monkeypatch.undo()
+        segments.append(b"bbbbcccc")
+        return opens(*words, **more)
+
+    monkeypatch.setattr("os.open", open_later)
+    assert read_at(where, 1, 10) == (8, b"cccc", 7)
+    segments.close()

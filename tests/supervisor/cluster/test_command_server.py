@@ -1,6 +1,7 @@
 """Commands in a child, and the program there that runs them; without a fleet."""
 
 import base64
+import fcntl
 import json
 import os
 import select
@@ -15,6 +16,16 @@ import pytest
 pytestmark = pytest.mark.slow
 
 PROGRAM = "import sys; from supervisor.__main__ import main; main()"
+
+
+LEAVING = """
+import fcntl, os, subprocess
+fcntl.fcntl(1, fcntl.F_SETPIPE_SZ, 1 << 20)
+os.write(1, b"hi\\n")
+for _ in range(4):
+    subprocess.Popen(["yes"])
+os._exit(3)
+"""
 
 
 class Server:
@@ -86,7 +97,8 @@ def test_output_waits_for_its_reader(server: Server) -> None:
             # It has stopped there: nothing more has come meanwhile.
             server.send(f"check-{told}", "check")
             assert next(server.answers(f"check-{told}"))["over"] == {"status": 0}
-            server.send("1", "took", bytes=size - told)
+            for _ in range(2):  # twice is once: it tells all that was taken
+                server.send("1", "took", bytes=size)
             told = size
     assert size == 3_000_000
 
@@ -98,6 +110,80 @@ def test_a_file_that_would_block_is_refused(server: Server, tmp_path: Path) -> N
     assert server.outcome("1")["errno"] == 22
     server.send("2", "run", command=["/etc/passwd\0"])
     assert server.outcome("2")["errno"] == 22
+
+
+# spec FL3: a process that it has left writes on, and faster than anybody reads.
+def test_a_command_is_over_with_its_own_process(server: Server) -> None:
+    assert server.process.stdout is not None
+    fcntl.fcntl(server.process.stdout, fcntl.F_SETPIPE_SZ, 4096)
+    server.send("1", "run", command=[sys.executable, "-c", LEAVING])
+    said, over = b"", {}
+    for answer in server.answers("1"):
+        said += base64.b64decode(answer.get("out", ""))
+        over = answer.get("over", {})
+        assert len(said) < 4_000_000  # a window, and a full pipe
+    assert over == {"status": 3, "is_late": False}
+    assert b"hi\n" in said
+    server.send("2", "check")
+    assert server.outcome("2") == {"status": 0}
+
+
+# spec FL3
+@pytest.mark.parametrize(
+    "words",
+    [
+        {"command": []},
+        {"command": 4},
+        {"command": ["true", 4]},
+        {"command": ["true"], "env": {"N": 4}},
+        {"command": ["true"], "env": "N"},
+        {"command": ["true"], "cwd": 4},
+        {"command": ["true"], "timeout_s": "5"},
+        {"command": ["true"], "timeout_s": float("nan")},
+        {"command": ["true"], "timeout_s": 10**400},
+        {},
+    ],
+)
+def test_a_command_that_is_none_is_refused(
+    server: Server, words: dict[str, Any]
+) -> None:
+    server.send("1", "run", **words)
+    assert server.outcome("1")["errno"] == 22
+    server.send("2", "check")
+    assert server.outcome("2") == {"status": 0}
+
+
+# spec FL3
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"{",
+        b"[]",
+        b'"do"',
+        b"{}",
+        b'{"id": [], "do": "run"}',
+        b'{"id": "1", "do": "input"}',
+        b'{"id": "1", "do": "input", "at": 0, "data": "*", "end": 1}',
+        b'{"id": "1", "do": "took", "bytes": "all"}',
+    ],
+)
+def test_a_line_that_is_no_request_ends_nothing(server: Server, line: bytes) -> None:
+    server.send("1", "run", command=["cat"], has_input=True)
+    assert server.process.stdin is not None
+    assert server.process.stderr is not None
+    server.process.stdin.write(line + b"\n")
+    server.process.stdin.flush()
+    said = server.process.stderr.readline()
+    assert said.startswith(b"sandhost serve-commands: cannot read a request: ")
+    server.send("1", "input", at=0, data="", end=True)
+    assert server.outcome("1")["status"] == 0
+
+
+# spec FL3: poll(2) takes 24 days at most.
+@pytest.mark.parametrize("timeout_s", [1e8, float("inf")])
+def test_a_command_may_have_any_time(server: Server, timeout_s: float) -> None:
+    server.send("1", "run", command=["sleep", "0.1"], timeout_s=timeout_s)
+    assert server.outcome("1") == {"status": 0, "is_late": False}
 
 
 # spec FL3

@@ -13,6 +13,7 @@ from hostlib.log import Log
 from hostlib.segments import Segments, read_at
 from supervisor.kept_children.log_marks import Marks
 from supervisor.kept_children.logs import Capture, ChildLog
+from tests.helpers.command import small_disk
 
 PATIENCE_S = 60.0
 
@@ -98,3 +99,25 @@ async def test_a_piece_for_which_there_is_no_thread_is_kept(
     monkeypatch.setattr("trio.to_thread.run_sync", no_thread)
     await log.take(b"a")
     assert kept(log) == b"a"
+
+
+# Its readers see a gap, and one that has nothing behind it as well.
+@pytest.mark.slow
+async def test_offsets_count_what_a_full_disk_loses(tmp_path: Path) -> None:
+    with small_disk(tmp_path, "64k") as point:
+        segments = Segments(f"{point}/log", 1_000_000, 1)
+        marks = Marks(segments.directory, 1_000_000, 1, 0)
+        log = ChildLog("one", segments, marks, Log("ERROR"), lambda _size: None)
+        for _ in range(20):
+            await log.take(b"x" * 10_000)
+        assert segments.end == 200_000
+        first = read_at(segments.directory, 0, 1_000_000)
+        assert first.offset == first.missed == 0
+        lost = len(first.data)
+        assert read_at(segments.directory, lost, 10).data == b""
+        for file in (point / "log").glob("*.log"):
+            os.truncate(file, min(file.stat().st_size, 4096))
+        await log.take(b"again")
+        piece = read_at(segments.directory, lost, 10)
+        assert piece == (200_000, b"again", 200_000 - lost)
+        log.close()

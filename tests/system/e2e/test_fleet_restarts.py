@@ -244,8 +244,8 @@ async def test_run_tells_output_that_was_removed_before_it_was_read(
     async with served(tmp_path, GappedDoor()) as command:
         done = await in_thread(sandhost, *command[1:])
     assert (done.status, done.out) == (3, b"one\ntwo\n"), done.err
-    missing = b"sandhost fleet run: 100 bytes are missing: rotation removed them\n"
-    assert done.err == missing * 2
+    missing = b"sandhost fleet run: 100 bytes are missing: they were removed, or lost"
+    assert done.err == (missing + b" by a full disk\n") * 2
 
 
 class SilentDoor(GappedDoor):
