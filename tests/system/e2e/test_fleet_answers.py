@@ -76,8 +76,8 @@ async def test_a_full_disk_beneath_a_log_is_told(tmp_path: Path) -> None:
                 done = await run_in(scene, "--", "sh", "-c", "echo lost; exit 3")
                 assert (done.status, done.out) == (3, b"")
                 assert done.said("5 bytes are missing: they were removed, or lost by")
-            done = await scene.call(child.exec, ["echo", "again"])
-            assert (done.status, done.out) == (0, b"again\n")
+            ran = await scene.call(child.exec, ["echo", "again"])
+            assert (ran.status, ran.out) == (0, b"again\n")
             await scene.call(child.stop)
 
 
