@@ -148,6 +148,25 @@ class FleetClient:
             marks = msgspec.convert(item.get("marks", ()), tuple[LogMark, ...])
             yield LogEntry(item["offset"], data, item["missed"], marks)
 
+    def hold(self, holder: str) -> Iterator[object]:
+        """Have the door know a program for as long as this is read.
+
+        Yields:
+            Something, once the door knows it; nothing more until that ends.
+
+        Args:
+            holder: id of the program.
+
+        Raises:
+            ControlError: it is refused, or the connection ends.
+        """
+        try:
+            is_whole = yield from control.stream(self.door, "hold", {"holder": holder})
+        except ControlError as why:
+            raise self._fault(why) from None
+        if not is_whole:
+            raise ControlError(ACTOR_ENDED)
+
     def pack(self, path: str) -> Any:
         """Pack a directory of this node; return the base of a program on any node.
 

@@ -20,12 +20,13 @@ from supervisor.cluster.client import FleetClient
 from supervisor.cluster.commands import (
     Commands,
     FleetChildError,
+    Patience,
     Seat,
     ask_again,
     pause,
     wait_placed,
 )
-from supervisor.control.client import ControlError, RefusedError, stream
+from supervisor.control.client import ControlError, RefusedError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -310,7 +311,7 @@ class Holder:
         with self._lock:
             self._names.add(name)
             if not self._is_running:
-                in_daemon_thread(self._run, self._connect())
+                in_daemon_thread(self._run, self._connect_patiently())
                 self._is_running = True
         while not self._tell(name):
             pause()  # the connection is being made again
@@ -342,9 +343,26 @@ class Holder:
 
     def _connect(self) -> Iterator[object]:
         """Return the connection by which the door knows that this program is there."""
-        connection = stream(self._client.door, "hold", {"holder": self._id})
+        connection = self._client.hold(self._id)
         next(connection, None)
         return connection
+
+    def _connect_patiently(self) -> Iterator[object]:
+        """Return the connection, also where the node actor here is started again.
+
+        Raises:
+            ControlError: the door refuses, or has not been there for `PATIENCE_S`.
+        """
+        patience = Patience(self._client.tell)
+        while True:
+            try:
+                return self._connect()
+            except RefusedError:
+                raise
+            except ControlError as why:
+                if patience.is_over(str(why)):
+                    raise
+            pause()
 
     def _run(self, connection: Iterator[object]) -> None:
         """Keep a connection, and make it anew, for as long as something is held."""

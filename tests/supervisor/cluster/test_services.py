@@ -19,10 +19,11 @@ import trio
 
 from hostlib.log import Log
 from hostlib.threads import in_thread
-from supervisor.cluster import client, door
+from supervisor.cluster import client, commands, door
 from supervisor.cluster.client import TIMEOUT_S
 from supervisor.cluster.directory_service import DirectoryService
 from supervisor.cluster.door import Door
+from supervisor.cluster.fleet_child import Holder
 from supervisor.cluster.names import DOOR
 from supervisor.cluster.node_service import JoinState, NodeService
 from supervisor.cluster.orders import NodeOrder
@@ -466,6 +467,18 @@ def test_a_node_actor_that_does_not_answer_is_told(
         listener.listen()
         with pytest.raises(ControlError, match="here does not answer within"):
             client.FleetClient(f"{tmp_path}/control").ask("ps")
+
+
+# spec FL11: it was killed, and left its socket.
+def test_a_node_actor_that_holds_nothing_any_more_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commands, "PATIENCE_S", 0.0)
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(f"{tmp_path}/{DOOR}")
+        holder = Holder(client.FleetClient(f"{tmp_path}/control"))
+        with pytest.raises(ControlError, match="the node actor here has ended; Ray"):
+            holder.hold("w")
 
 
 # spec FL11: a daemon that is not there is no node without a fleet.

@@ -16,11 +16,11 @@ import trio
 
 from hostlib.threads import in_thread
 from sandhost import fleet
-from supervisor.cluster import door, ray_processes
+from supervisor.cluster import commands, door, fleet_child, ray_processes
 from supervisor.cluster.client import FleetClient
 from supervisor.fleet.messages import VERSION
 from tests.helpers.command import ENVIRONMENT, sandhost
-from tests.helpers.fleetdoors import RUN, fleet_of, node_at, run_in
+from tests.helpers.fleetdoors import RUN, Doors, fleet_of, node_at, run_in
 from tests.helpers.stage import eventually
 
 pytestmark = pytest.mark.slow
@@ -336,6 +336,94 @@ async def test_stop_waits_for_its_own_child(tmp_path: Path) -> None:
             row = await scene.call(client.ask, "find", {"name": "box"})
             assert row["state"] == "running"
             await scene.call(client.ask, "kill", {"name": "box"})
+
+
+# spec FL3, FL4: nobody but its caller knows what has the name.
+async def test_a_detached_child_whose_order_was_not_answered_goes_on(
+    tmp_path: Path,
+) -> None:
+    with node_at(tmp_path / "a") as one:
+        async with fleet_of(tmp_path, a=one) as scene:
+            make = partial(fleet.create, "repo", name="box", detached=True)
+            scene.lose_answer("a", "spawn")
+            with pytest.raises(fleet.ControlError, match="directory does not answer"):
+                await scene.call(make, control=scene.control("a"))
+            await scene.started("a")
+            found = await scene.call(fleet.find, "box", control=scene.control("a"))
+            assert (await scene.call(found.exec, ["echo", "on"])).out == b"on\n"
+            with pytest.raises(fleet.ControlError, match="the name is taken"):
+                await scene.call(make, control=scene.control("a"))
+            await scene.call(found.stop)
+
+
+class Pauses:
+    """The pauses of what holds children, and when there has been one."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._count = 0
+        monkeypatch.setattr(fleet_child, "pause", self._pause)
+
+    def _pause(self) -> None:
+        self._count += 1
+        commands.pause()
+
+    async def wait(self) -> None:
+        """Wait for the next pause."""
+        before = self._count
+        await eventually(lambda: self._count > before)
+
+
+async def echo(scene: Doors) -> FleetClient:
+    """Start a child `w` that says what it is told; return what asks its node."""
+    client = scene.client("a")
+    program = {"command": ["cat"], "takes_input": True}
+    await scene.call(client.ask, "spawn", {"name": "w", "program": program})
+    return client
+
+
+# spec FL1, FL3: the node actor is started again when a child has just been made.
+async def test_a_child_is_held_once_the_node_actor_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses = Pauses(monkeypatch)
+    with node_at(tmp_path / "a") as one:
+        async with fleet_of(tmp_path, a=one) as scene:
+            client = await echo(scene)
+            holder = fleet_child.Holder(client)
+            await scene.kill("a")
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(scene.call, holder.hold, "w")
+                await pauses.wait()
+                await scene.begin("a")
+            await scene.call(holder.release, "w")
+
+
+# spec FL3: however long the directory is away, the door then tells its child.
+async def test_a_child_is_held_by_the_next_node_actor_at_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(door, "ALIVE_S", 0.1)
+    monkeypatch.setattr(commands, "PATIENCE_S", 0.0)
+    with node_at(tmp_path / "a") as one:
+        async with fleet_of(tmp_path, a=one) as scene:
+            client = await echo(scene)
+            holder = fleet_child.Holder(client)
+            await scene.call(holder.hold, "w")
+            await scene.kill_directory()
+            await scene.kill("a")
+            before = len((await scene.call(one.log, "w")).splitlines())
+            await scene.begin("a")
+            scene.missed = trio.Event()
+            await scene.missed.wait()
+            pauses = Pauses(monkeypatch)
+            await pauses.wait()
+            await scene.begin_directory()
+            lines: list[bytes] = []
+            while len(lines) < before + 2:  # one was on its way
+                lines = (await scene.call(one.log, "w")).splitlines()
+            assert set(lines) == {b'{"do": "alive"}'}
+            await scene.call(holder.release, "w")
+            await scene.call(client.ask, "kill", {"name": "w"})
 
 
 # spec FL3
