@@ -842,9 +842,10 @@ def top(control: str | None, **how: Any) -> int:
         left_out = [f"node {node!r}: {why}" for node, why in answer["missing"].items()]
         return answer["rows"], f"left out: {'; '.join(left_out)}" if left_out else ""
 
-    return int(
-        _with_client(control, lambda client: show_top(client.door, "top", rows_of, how))
-    )
+    def use(client: FleetClient) -> int:
+        return show_top(client.door, "top", rows_of, how, client.fault)
+
+    return int(_with_client(control, use))
 
 
 # Workspaces

@@ -29,6 +29,8 @@ from supervisor.cli.options import files, one_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
+    from supervisor.control.client import ControlError
+
 
 LONGEST_PAUSE_S = 0.5
 """Time between the two looks of ``--once``, which shows rates."""
@@ -108,6 +110,7 @@ def show_top(
     do: str,
     rows_of: Callable[[Any], tuple[list[dict[str, Any]], str]],
     how: dict[str, Any],
+    fault_of: Callable[[ControlError], ControlError] = lambda why: why,
 ) -> int:
     """Show the work of children, as options say.
 
@@ -116,12 +119,17 @@ def show_top(
         do: what it is asked.
         rows_of: returns the rows of an answer, and one line on what is missing.
         how: the options of `top_options`.
+        fault_of: returns a fault in the words of what is asked.
     """
     from supervisor.cli.top import Screen, arrange, table  # noqa: PLC0415
+    from supervisor.control.client import ControlError  # noqa: PLC0415 - as above
     from supervisor.observe import tables  # noqa: PLC0415 - only this command needs it
 
     if how["once"] or how["as_json"] or not _has_terminal():
-        found = _sample_twice(path, do, rows_of, how["interval_s"])
+        try:
+            found = _sample_twice(path, do, rows_of, how["interval_s"])
+        except ControlError as why:
+            raise fault_of(why) from None
         rows = arrange(found, how["sort"], how["wanted"])
         if how["as_json"]:
             print_text(tables.to_json(rows))
@@ -132,7 +140,8 @@ def show_top(
     from supervisor.cli.top_screen import Question, Source, run_screen  # noqa: PLC0415
 
     screen = Screen(how["sort"], how["wanted"])
-    run_screen(Source(path, Question(do), rows_of), screen, how["interval_s"])
+    source = Source(path, Question(do), rows_of, fault_of)
+    run_screen(source, screen, how["interval_s"])
     return 0
 
 

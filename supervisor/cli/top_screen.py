@@ -136,11 +136,13 @@ class Source(NamedTuple):
         path: its socket.
         look: what it is asked for its children.
         rows: returns them from the answer, and one line on what is missing.
+        fault: returns a fault in the words of what is asked.
     """
 
     path: str
     look: Question
     rows: Callable[[Any], tuple[list[dict[str, Any]], str]]
+    fault: Callable[[ControlError], ControlError]
 
 
 def run_screen(source: Source, screen: Screen, interval_s: float) -> None:
@@ -157,7 +159,9 @@ def run_screen(source: Source, screen: Screen, interval_s: float) -> None:
             if time.monotonic() >= due_s:
                 host.ask(source.look)
                 due_s = math.inf  # until it is answered
-            for question, result in host.answers():
+            for question, answer in host.answers():
+                is_fault = isinstance(answer, ControlError)
+                result = source.fault(answer) if is_fault else answer
                 if question == source.look:
                     before = _show(screen, before, source, result)
                     due_s = time.monotonic() + interval_s

@@ -66,7 +66,7 @@ class FleetClient:
         try:
             return control.call(self.door, do, args, timeout_s=TIMEOUT_S)
         except ControlError as why:
-            raise self._fault(why) from None
+            raise self.fault(why) from None
 
     def spawn(self, request: dict[str, Any]) -> Any:
         """Start children on their nodes, and return them.
@@ -104,9 +104,9 @@ class FleetClient:
                 is_over = "failed" in item
                 yield item
         except ControlError as why:
-            raise self._fault(why) from None
+            raise self.fault(why) from None
         if not is_over:
-            raise self._fault(SilentError())
+            raise self.fault(SilentError())
 
     def items(
         self, args: dict[str, Any], reader: int | None = None, **more: Any
@@ -127,7 +127,7 @@ class FleetClient:
                 self.door, "items", args, reader, **more
             )
         except ControlError as why:
-            raise self._fault(why) from None
+            raise self.fault(why) from None
         if not is_whole:
             raise ControlError(ACTOR_ENDED)
 
@@ -163,7 +163,7 @@ class FleetClient:
         try:
             is_whole = yield from control.stream(self.door, "hold", {"holder": holder})
         except ControlError as why:
-            raise self._fault(why) from None
+            raise self.fault(why) from None
         if not is_whole:
             raise ControlError(ACTOR_ENDED)
 
@@ -249,7 +249,7 @@ class FleetClient:
             if "data" in item:
                 yield base64.b64decode(item["data"])
 
-    def _fault(self, why: ControlError) -> ControlError:
+    def fault(self, why: ControlError) -> ControlError:
         """Return a fault in words for a user of the fleet."""
         if isinstance(why, RefusedError | UnavailableError):
             return type(why)(refusal(str(why)))

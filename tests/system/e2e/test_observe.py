@@ -20,6 +20,7 @@ from pathlib import Path
 
 import pytest
 
+from supervisor.cluster.names import DOOR
 from tests.helpers.command import (
     ENVIRONMENT,
     SANDHOST,
@@ -99,9 +100,9 @@ def test_top_refuses_what_it_does_not_know(tmp_path: Path) -> None:
 
 
 class Terminal:
-    """`sandhost top` in a terminal of 80 columns and 24 lines."""
+    """`sandhost top`, or another, in a terminal of 80 columns and 24 lines."""
 
-    def __init__(self, *words: str | Path) -> None:
+    def __init__(self, command: tuple[str, ...], *words: str | Path) -> None:
         self.fd, theirs = pty.openpty()
         size = struct.pack("4H", 24, 80, 0, 0)
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, size)
@@ -109,7 +110,7 @@ class Terminal:
         self.kept = theirs
         env = {**ENVIRONMENT, "TERM": "xterm-256color"}
         self.process = subprocess.Popen(
-            [SANDHOST, "top", "--interval", "0.2s", *words],
+            [SANDHOST, *command, "--interval", "0.2s", *words],
             stdin=theirs,
             stdout=theirs,
             stderr=theirs,
@@ -145,13 +146,29 @@ class Terminal:
 
 
 @contextmanager
-def terminal(*words: str | Path) -> Iterator[Terminal]:
+def terminal(
+    *words: str | Path, command: tuple[str, ...] = ("top",)
+) -> Iterator[Terminal]:
     """Open a terminal with `top` in it."""
-    opened = Terminal(*words)
+    opened = Terminal(command, *words)
     try:
         yield opened
     finally:
         opened.close()
+
+
+# spec FL3, FL11: the node actor was killed, and left its socket.
+def test_top_of_a_fleet_words_faults(tmp_path: Path) -> None:
+    text = "cannot ask the fleet: the node actor here has ended"
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(f"{tmp_path}/{DOOR}")
+        words = ("--control", f"{tmp_path}/control")
+        outcome = sandhost("fleet", "top", "--once", *words)
+        assert (outcome.status, outcome.said(text)) == (1, True), outcome.err
+        with terminal(*words, command=("fleet", "top")) as top:
+            top.until(text[:40])  # the line has 80 columns
+            top.press("q")
+            assert top.process.wait(TIMEOUT_S) == 0
 
 
 def test_top_in_a_terminal_of_80_columns(tmp_path: Path) -> None:
