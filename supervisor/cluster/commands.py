@@ -315,7 +315,7 @@ class Commands:
         """
         for line in self._lines(offset):
             # The first line may have begun before the request.
-            answer = json.loads(line) if line.startswith(b"{") else {}
+            answer = json.loads(line) if line.startswith(b'{"id"') else {}
             if answer.get("id") == key:
                 yield answer
                 if "over" in answer:

@@ -1,9 +1,13 @@
-"""Commands of a fleet's child: a request that is none is not sent."""
+"""Commands of a fleet's child, as a program asks for them; without a fleet."""
 
+import base64
+import json
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from supervisor.client import LogEntry
 from supervisor.cluster.commands import Commands, Seat
 
 
@@ -26,3 +30,29 @@ def test_a_command_that_is_none_is_not_sent(
     with pytest.raises(kind) as refusal:
         Commands(nobody, Seat("a", "box", "1", 1)).exec(command, **words)
     assert said in str(refusal.value)
+
+
+class CutLog:
+    """A fleet of one child, whose log is read from within a line on."""
+
+    def tell(self, text: str) -> None:
+        """Fail: nothing is to be waited for."""
+        raise AssertionError(text)
+
+    def ask(self, _do: str, words: dict[str, Any]) -> dict[str, Any]:
+        """Take a request."""
+        self.request = json.loads(base64.b64decode(words["args"]["data"]))
+        return {"is_taken": True, "is_closed": False, "log_end": 40}
+
+    def logs(self, _name: str, words: dict[str, Any]) -> Iterator[LogEntry]:
+        """Yield the end of an older answer, and the one to the request."""
+        over = {"status": 3, "is_late": False}
+        answer = json.dumps({"id": self.request["id"], "over": over})
+        data = f"{json.dumps(over)}}}\n{answer}\n".encode()
+        yield LogEntry(words["offset"], data, 0, ())
+
+
+# spec FL3
+def test_a_log_may_be_read_from_within_an_answer_on() -> None:
+    cut: Any = CutLog()
+    assert Commands(cut, Seat("a", "box", "1", 1)).exec(["false"]).status == 3
