@@ -110,10 +110,12 @@ def kind_of(words: list[str]) -> str:
 
 
 def sandhost(*words: str | Path, **changes: Any) -> Outcome:
-    """Run the command to its end, without a terminal and without input.
+    """Run the command to its end, without a terminal.
 
-    With words, directory, environment and steps alone it is forked, where that is usual.
+    With words, directory, environment, steps and `data` alone it is forked, where that is
+    usual. Its input is `data`, from a pipe; without that there is none.
     """
+    data: bytes | None = changes.pop("data", None)
     texts = [os.fsdecode(word) for word in words]
     env = changes.get("env", ENVIRONMENT)
     wrapper = changes.get("wrapper") or None
@@ -123,10 +125,14 @@ def sandhost(*words: str | Path, **changes: Any) -> Outcome:
     if server is not None and is_forked and server.takes(texts, env):
         _count_host(words)
         cwd = os.fsdecode(changes.get("cwd") or os.getcwd())
-        done = server.run(texts, cwd, env, TIMEOUT_S, wrapper, kind_of(texts))
+        done = server.run(
+            texts, cwd, env, TIMEOUT_S, wrapper, kind=kind_of(texts), data=data
+        )
         return outcome(*done)
+    if data is not None:
+        changes["stdin"] = subprocess.PIPE
     with running(*words, **changes) as process:
-        return finished(process)
+        return finished(process, data)
 
 
 def _count_host(words: tuple[str | Path, ...]) -> None:
@@ -152,9 +158,9 @@ def running(*words: str | Path, **changes: Any) -> Iterator[subprocess.Popen[byt
             process.kill()
 
 
-def finished(process: subprocess.Popen[bytes]) -> Outcome:
-    """Wait for the end of a command."""
-    out, err = process.communicate(timeout=TIMEOUT_S)
+def finished(process: subprocess.Popen[bytes], data: bytes | None = None) -> Outcome:
+    """Give a command the rest of its input, and wait for its end."""
+    out, err = process.communicate(data, timeout=TIMEOUT_S)
     return outcome(process.returncode, out or b"", err or b"")
 
 

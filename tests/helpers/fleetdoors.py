@@ -6,7 +6,6 @@
 Directory and node actors live in the test's loop, and call each other there.
 """
 
-import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -30,7 +29,7 @@ from supervisor.cluster.ray_processes import DIRECTORY
 from supervisor.cluster.requests import Reply, UnavailableError, result_of
 from supervisor.fleet.messages import VERSION, RayPlace
 from supervisor.fleet.store import FleetStore
-from tests.helpers.command import ENVIRONMENT, Outcome, outcome
+from tests.helpers.command import Outcome, sandhost
 from tests.helpers.daemon import Daemon, daemon
 from tests.helpers.fleetscene import CALM_S
 
@@ -300,17 +299,5 @@ def node_at(where: Path) -> Iterator[Daemon]:
 
 async def run_in(scene: Doors, *words: str, data: bytes = b"") -> Outcome:
     """Run `sandhost fleet run` on node a, with an input."""
-    control = scene.control("a")
-
-    def do() -> Outcome:
-        with subprocess.Popen(
-            [*RUN, "--control", control, *words],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=ENVIRONMENT,
-        ) as process:
-            out, err = process.communicate(data, timeout=60)
-            return outcome(process.returncode, out, err)
-
-    return await scene.call(do)
+    words = ("fleet", "run", "--control", scene.control("a"), *words)
+    return await scene.call(partial(sandhost, *words, data=data))

@@ -16,6 +16,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
@@ -138,7 +139,9 @@ class ForkServer:
         env: Mapping[str, str],
         timeout_s: float,
         steps: Steps | None = None,
+        *,
         kind: str = "run",
+        data: bytes | None = None,
     ) -> tuple[int, bytes, bytes]:
         """Run a command to its end; return its status and what it said.
 
@@ -149,21 +152,20 @@ class ForkServer:
             timeout_s: how long it may take.
             steps: what its process does before.
             kind: what is imported already (`KINDS` of `children/forkserver.py`).
+            data: comes from a pipe as its input; None: there is no input.
 
         Raises:
             subprocess.TimeoutExpired: it took too long, and was killed.
         """
         with ExitStack() as stack:
-            null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
-            stack.callback(os.close, null)
-            ours, theirs = [], []
+            ours, theirs = [], [_open_input(stack, data)]
             for _ in range(3):
                 reads, writes = os.pipe2(os.O_CLOEXEC)
                 stack.callback(os.close, reads)
                 ours.append(reads)
                 theirs.append(writes)
             try:
-                self._send(words, cwd, env, [null, *theirs], steps, kind)
+                self._send(words, cwd, env, theirs, steps, kind)
             finally:
                 for fd in theirs:
                     os.close(fd)
@@ -217,6 +219,22 @@ class ForkServer:
     def close(self) -> None:
         """End the process."""
         self._sock.close()
+
+
+def _open_input(stack: ExitStack, data: bytes | None) -> int:
+    """Return a descriptor from which a command reads its input."""
+    if data is None:
+        return os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    reads, writes = os.pipe2(os.O_CLOEXEC)
+
+    def write() -> None:
+        with open(writes, "wb", 0) as pipe, suppress(BrokenPipeError):
+            pipe.write(data)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    stack.callback(writer.join)
+    return reads
 
 
 def _of_the_start(env: Mapping[str, str]) -> dict[str, str]:

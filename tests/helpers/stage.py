@@ -392,7 +392,7 @@ async def _open_host(
     parts: AsyncExitStack, where: Path, settings: Settings | None, log_level: str
 ) -> Stage:
     launchpad = start_launchpad()
-    # What is frozen once all tests are collected stays so: to look at it takes 0.7 s.
+    # Objects of the collected tests stay frozen: a look at all of them takes 0.7 s.
     patch = parts.enter_context(pytest.MonkeyPatch.context())
     patch.setattr(gc, "freeze", lambda: None)
     patch.setattr(gc, "unfreeze", lambda: None)
