@@ -566,7 +566,7 @@ def _follow(client: FleetClient, name: str) -> int:
         if output.read(child):
             break
         pause()
-    child = ask_again(client, "wait", {"name": name})
+    child = ask_again(client, "wait", {"name": name, "child": child["id"]})
     if child["status"] is None:
         raise FleetRefusal(f"{name} on node {child['node']}: {child['reason']}")
     return int(child["status"])
