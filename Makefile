@@ -13,9 +13,10 @@ STAMP := $(VENV)/.installed
 FUZZ_STAMP := $(VENV)/.installed-fuzz
 
 # Worker processes of pytest: one for each core and one for the tests that wait, four at
-# most, for a test has processes of its own; 0 runs the tests one after the other.
+# most, for a test has processes of its own; 0 runs the tests one after the other. One that
+# has none left takes some of another's: else one works alone at the end, for minutes.
 WORKERS ?= $(shell expr $$(nproc) + 1)
-PARALLEL = -n $(WORKERS) --maxprocesses 4
+PARALLEL = -n $(WORKERS) --maxprocesses 4 --dist worksteal
 # Set where `make test` comes after `make check`: the quick tests are in it.
 TESTS_FOLLOW ?=
 # Whose unit tests `make unit` runs: vfs, hostlib, supervisor/llm, ...
@@ -23,7 +24,7 @@ PKG ?=
 # More arguments for pytest, as in `make test ARGS="-k relay"`.
 ARGS ?=
 # Rounds of random kill -9, and seconds of fuzzing.
-CHAOS_ROUNDS ?= 1000
+CHAOS_ROUNDS ?= 400
 FUZZ_SECONDS ?= 60
 SOAK_SECONDS ?= 3600
 

@@ -28,7 +28,7 @@ from tests.helpers.leaks import holdings, left_over
 settings.register_profile(
     "sandhost", deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
-IS_LONG = int(os.environ.get("CHAOS_ROUNDS", "1000")) >= 10_000
+IS_LONG = int(os.environ.get("CHAOS_ROUNDS", "400")) >= 10_000
 settings.register_profile(
     "sandhost-ci",
     parent=settings.get_profile("sandhost"),

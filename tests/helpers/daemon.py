@@ -86,12 +86,14 @@ class Daemon:
         return row
 
     def wait(self, is_so: Callable[[], Any], what: str = "it") -> Any:
-        """Ask until something is so."""
+        """Ask until something is so; each question may be a request to the daemon."""
         deadline = time.monotonic() + TIMEOUT_S
+        pause_s = 0.005
         while not (found := is_so()):
             assert time.monotonic() < deadline, f"{what} never came"
             assert self.process.poll() is None, self.said()
-            select.select([], [], [], 0.01)
+            select.select([], [], [], pause_s)
+            pause_s = min(2 * pause_s, 0.05)
         return found
 
     def log(self, name: str) -> bytes:

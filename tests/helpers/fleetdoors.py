@@ -214,8 +214,8 @@ class Doors:
 
     async def gone(self, part: str) -> None:
         """Wait until the directory, or a node's actor, has ended."""
-        while part in self.nodes or (part == "directory" and not self.is_away):
-            await trio.lowlevel.checkpoint()
+        is_directory = part == "directory"
+        await (self._directory_ended if is_directory else self._ended[part]).wait()
 
     # Node actors
 
@@ -234,7 +234,7 @@ class Doors:
         while not state.is_up:
             answer = result_of(await service.answer(VERSION, "join-state", b"{}"))
             state = msgspec.json.decode(answer, type=JoinState)
-            await trio.lowlevel.checkpoint()
+            await trio.sleep(0.01)
 
     async def started(self, node: str) -> None:
         """Wait until a child runs on a node."""

@@ -1,6 +1,6 @@
 """How long chaos lasts.
 
-`CHAOS_ROUNDS`, 1,000 in the short form, 10,000 in the long.
+`CHAOS_ROUNDS`, 400 in the short form, 10,000 in the long.
 """
 
 import os
@@ -11,7 +11,7 @@ import pytest
 
 T = TypeVar("T")
 
-ROUNDS = int(os.environ.get("CHAOS_ROUNDS", "1000"))
+ROUNDS = int(os.environ.get("CHAOS_ROUNDS", "400"))
 """Rounds of random kill -9 of children."""
 
 LONG = ROUNDS >= 10_000

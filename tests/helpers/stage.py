@@ -520,6 +520,8 @@ def descriptors() -> set[int]:
 async def eventually(is_so: Callable[[], object], timeout_s: float = 30.0) -> None:
     """Wait until something that no event tells is so; fail if it never is."""
     deadline = time.monotonic() + timeout_s
+    pause_s = 0.002
     while not is_so():
         assert time.monotonic() < deadline, f"not so within {timeout_s} s"
-        await trio.sleep(0.002)
+        await trio.sleep(pause_s)
+        pause_s = min(2 * pause_s, 0.02)

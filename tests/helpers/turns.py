@@ -80,6 +80,10 @@ async def find_longest_turn(
     return found
 
 
+PAUSE_S = 0.002
+"""Between two reads: they have the host's own thread, and would take half of it."""
+
+
 class Reader:
     """A client that reads a byte of a file again and again.
 
@@ -99,9 +103,10 @@ class Reader:
     async def run(self) -> None:
         """Read, once at least."""
         while not (self.reads and self.has_to_end):
-            watch = Stopwatch()
+            watch = Stopwatch()  # a turn may begin in the pause
+            await trio.sleep(PAUSE_S)
             await self._line.send(self._request)
             assert await self._line.line() == b"OK 0"
             await self._line.body()
-            self.longest_s = max(self.longest_s, watch.own_s)
+            self.longest_s = max(self.longest_s, watch.own_s - PAUSE_S)
             self.reads += 1

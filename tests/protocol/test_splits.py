@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from protocol import HostConnection, messages
 from protocol.limits import MAX_ECHO_BYTES, MAX_LINE_BYTES
+from tests.helpers.rounds import LONG
 from tests.protocol import strategies
 from tests.protocol.streams import (
     Reader,
@@ -18,9 +19,13 @@ from tests.protocol.streams import (
 
 dialects = st.sampled_from([1, 2])
 
+EXAMPLES = 400 if LONG else 100
+"""For the tests that find most, also where others have fewer."""
+
 
 @pytest.mark.slow
-@settings(max_examples=400)
+@pytest.mark.chaos
+@settings(max_examples=EXAMPLES)
 @given(strategies.streams, strategies.sizes, dialects)
 def test_any_split_of_the_requests_gives_the_same_messages(
     stream: bytes, sizes: list[int], dialect: int
@@ -81,7 +86,8 @@ def test_the_comparison_sees_a_difference() -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=300)
+@pytest.mark.chaos
+@settings(max_examples=EXAMPLES)
 @given(st.lists(st.one_of(strategies.garbage, strategies.word_lines())), dialects)
 def test_every_line_outside_a_payload_gives_one_message(
     pieces: list[bytes], dialect: int
@@ -100,7 +106,8 @@ def test_every_line_outside_a_payload_gives_one_message(
 
 
 @pytest.mark.slow
-@settings(max_examples=300)
+@pytest.mark.chaos
+@settings(max_examples=EXAMPLES)
 @given(
     st.one_of(
         st.binary(max_size=400),

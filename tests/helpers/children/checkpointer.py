@@ -27,8 +27,8 @@ from vfs.ledger import Ledger
 from vfs.places import close_places, open_place
 from vfs.policy import Policy
 
-EXPORTED = "".join(f"line {number}\n" for number in range(300_000))
-"""More than a step of an export."""
+EXPORTED = "".join(f"line {number}\n" for number in range(30_000))
+"""More than two steps of the store: a first one, one between, and a last one."""
 
 
 def keep(directory: str, label: str, count: int = 0) -> str:

@@ -15,6 +15,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from functools import cache
 from urllib.parse import urlsplit
 
 from vfs.client import Client
@@ -28,8 +29,10 @@ IMAGE_BYTES = 15 * 1024 * 1024
 CALL_BYTES = 16_000_000
 
 
-def _words(size: int) -> str:
-    return ("plain words, " * (size // 13 + 1))[:size]
+# All connections ask for the same: it is made once.
+@cache
+def _words(size: int, first: str = "") -> str:
+    return first + ("plain words, " * (size // 13 + 1))[:size]
 
 
 Ask = Callable[[], str]
@@ -44,7 +47,7 @@ def _chat(client: Client, prompt: str, names: Sequence[str] = ()) -> Ask:
 
 
 def _prompt(client: Client) -> Ask:
-    return _chat(client, "!wait=1 " + _words(CHAT_BYTES - 100))
+    return _chat(client, _words(CHAT_BYTES - 100, "!wait=1 "))
 
 
 def _short_names(client: Client) -> Ask:
@@ -55,12 +58,25 @@ def _answers(client: Client) -> Ask:
     return _chat(client, "!huge=8")
 
 
+@cache
+def _chat_body() -> bytes:
+    content = _words(BODY_BYTES, "!wait=1 ")
+    return json.dumps({"messages": [{"role": "user", "content": content}]}).encode()
+
+
+@cache
+def _image_body() -> bytes:
+    source = {"type": "base64", "media_type": "image/png", "data": "A" * IMAGE_BYTES}
+    parts = [{"type": "text", "text": "!wait=1"}, {"type": "image", "source": source}]
+    said = [{"role": "user", "content": parts}]
+    return json.dumps({"messages": said, "max_tokens": 9}).encode()
+
+
 def _endpoint(_client: Client) -> Ask:
     address = urlsplit(os.environ["OPENAI_BASE_URL"])
     assert address.hostname is not None
     line = http.client.HTTPConnection(address.hostname, address.port, timeout=300)
-    content = "!wait=1 " + _words(BODY_BYTES)
-    body = json.dumps({"messages": [{"role": "user", "content": content}]})
+    body = _chat_body()
     headers = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}
 
     def ask() -> str:
@@ -77,10 +93,7 @@ def _images(_client: Client) -> Ask:
     address = urlsplit(os.environ["ANTHROPIC_BASE_URL"])
     assert address.hostname is not None
     line = http.client.HTTPConnection(address.hostname, address.port, timeout=300)
-    source = {"type": "base64", "media_type": "image/png", "data": "A" * IMAGE_BYTES}
-    parts = [{"type": "text", "text": "!wait=1"}, {"type": "image", "source": source}]
-    said = [{"role": "user", "content": parts}]
-    body = json.dumps({"messages": said, "max_tokens": 9})
+    body = _image_body()
     headers = {"Authorization": "Bearer " + os.environ["ANTHROPIC_AUTH_TOKEN"]}
 
     def ask() -> str:

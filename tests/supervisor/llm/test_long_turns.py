@@ -7,6 +7,7 @@ computes is no part of either.
 
 import json
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from math import inf
 from pathlib import Path
@@ -14,6 +15,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import trio
+import trio.testing
 
 from supervisor.config.document import Config
 from supervisor.llm import conversations
@@ -258,6 +260,17 @@ async def test_what_is_long_has_short_turns(stage: Stage, row: str) -> None:
             break
     assert turn_s < TURN_S, whose
     assert read_s < READ_S
+
+
+async def test_a_long_turn_in_the_pause_of_the_reader_is_seen(stage: Stage) -> None:
+    other = stage.connect()
+    reader = Reader(other, await other.open(b"one"))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(reader.run)
+        await trio.testing.wait_all_tasks_blocked()
+        time.sleep(5 * READ_S)  # noqa: ASYNC251 - the turn
+        reader.has_to_end = True
+    assert reader.longest_s >= READ_S
 
 
 # attack 43: some milliseconds are less than a test can tell beside others, so where it is

@@ -35,8 +35,8 @@ def checker() -> Iterator[subprocess.Popen[bytes]]:
         process.kill()
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def host_processes() -> Iterator[Hosts]:
-    """A process that becomes one host after the other."""
+    """A process that becomes one host after the other, for the tests of a file."""
     with hosts() as started:
         yield started

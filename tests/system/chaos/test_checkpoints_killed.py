@@ -58,11 +58,16 @@ PROGRAM = Path(__file__).parents[2] / "helpers" / "children" / "checkpointer.py"
 
 
 class Keeper:
-    """A program that makes checkpoints, one traced process each."""
+    """A program that makes checkpoints, one traced process each.
 
-    def __init__(self, strace: str, where: Path) -> None:
+    Attributes:
+        where: the directory of the test that has it now.
+    """
+
+    where: Path
+
+    def __init__(self, strace: str) -> None:
         self._strace = strace
-        self.where = where
         self._process = subprocess.Popen(
             [sys.executable, str(PROGRAM)],
             cwd=PROGRAM.parents[3],
@@ -92,6 +97,7 @@ class Keeper:
             said = read_until(tracer.stderr.fileno(), b"\n")
             if b"attached" not in said:
                 os.write(stdin.fileno(), b"x")
+                read_until(stdout.fileno(), b"over\n")
                 pytest.skip(f"cannot trace: {said.decode().strip()}")
             os.write(stdin.fileno(), b"x")
             out = read_until(stdout.fileno(), b"over\n").decode()
@@ -131,30 +137,39 @@ async def seen(where: Path) -> dict[str, str]:
     return found
 
 
-@pytest.mark.parametrize("call", CALLS)
-async def test_a_kill_at_any_call_leaves_whole_checkpoints(
-    tmp_path: Path, call: str
-) -> None:
+@pytest.fixture(scope="module")
+def program() -> Iterator[Keeper]:
+    """Return what makes checkpoints and exports for all tests, each in its directory."""
     strace = shutil.which("strace")
     if strace is None:
         pytest.skip("strace is missing")
-    where = tmp_path / "state"
-    keeper = Keeper(strace, where)
-    try:
-        known: set[str] = set()
-        for number in range(1, MOST_CALLS):
-            kept = keeper.run(f"{call}:signal=SIGKILL:when={number}")
-            now = set(await seen(where))
-            assert known <= now, "what was there is gone"
-            assert not kept or kept in now, "what was told to be kept is not there"
-            known = now
-            if kept:
-                assert number > 1 or call not in EXPECTED
-                break
-        else:
-            pytest.fail(f"more than {MOST_CALLS} calls of {call}")
-    finally:
-        keeper.close()
+    made = Keeper(strace)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def keeper(program: Keeper, tmp_path: Path) -> Keeper:
+    """Return what makes checkpoints and exports in `tmp_path / "state"`."""
+    program.where = tmp_path / "state"
+    return program
+
+
+@pytest.mark.parametrize("call", CALLS)
+async def test_a_kill_at_any_call_leaves_whole_checkpoints(
+    keeper: Keeper, call: str
+) -> None:
+    known: set[str] = set()
+    for number in range(1, MOST_CALLS):
+        kept = keeper.run(f"{call}:signal=SIGKILL:when={number}")
+        now = set(await seen(keeper.where))
+        assert known <= now, "what was there is gone"
+        assert not kept or kept in now, "what was told to be kept is not there"
+        known = now
+        if kept:
+            assert number > 1 or call not in EXPECTED
+            return
+    pytest.fail(f"more than {MOST_CALLS} calls of {call}")
 
 
 @pytest.mark.parametrize("kind", ["forget", "rotate"])
@@ -179,17 +194,6 @@ async def test_a_kill_at_any_call_of_a_deletion_takes_one_or_none(
             assert number > 1
             return
     pytest.fail(f"more than {MOST_CALLS} calls of {call}")
-
-
-@pytest.fixture
-def keeper(tmp_path: Path) -> Iterator[Keeper]:
-    """Return what makes checkpoints and exports in `tmp_path / "state"`."""
-    strace = shutil.which("strace")
-    if strace is None:
-        pytest.skip("strace is missing")
-    made = Keeper(strace, tmp_path / "state")
-    yield made
-    made.close()
 
 
 def until_it_works(keeper: Keeper, kind: str, call: str) -> Iterator[str]:

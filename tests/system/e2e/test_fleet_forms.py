@@ -64,8 +64,10 @@ class Fleet:
 
     async def until(self, name: str, state: str) -> dict[str, Any]:
         """Wait for a state of a child; return the child."""
-        while (row := (await self.children())[name])["state"] != state:
-            await trio.lowlevel.checkpoint()
+        row = (await self.children())[name]
+        while row["state"] != state:
+            await trio.sleep(0.1)
+            row = (await self.children())[name]
         return row
 
 

@@ -244,7 +244,7 @@ OF_WORKSPACES = sorted(
 def test_all_workspaces_are_the_same_where_layers_are_named() -> None:
     older = without(FSCONFIG, errno.EINVAL, SET_FD, argument=1)
     pytest_words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
-    env = {**os.environ, "CHAOS_ROUNDS": "1000"}
+    env = {**os.environ, "CHAOS_ROUNDS": "400"}
     done = subprocess.run(
         [*older, *pytest_words, *OF_WORKSPACES], env=env,
         capture_output=True, text=True, check=False,

@@ -158,7 +158,7 @@ class Booted:
             if found:
                 return found
             assert time.monotonic() < deadline, f"{what}: {last}{self.said()}"
-            time.sleep(0.05)
+            time.sleep(0.2)  # most look by a command in there
 
     def wait_active(self) -> int:
         """Wait until the service is ready; return its main pid in there."""
