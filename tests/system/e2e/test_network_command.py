@@ -138,6 +138,8 @@ def test_what_cannot_be_changed_is_refused(
     tmp_path: Path, words: tuple[str, ...], said: bytes
 ) -> None:
     with room(tmp_path, "--network", "a.example", "--publish", "8000") as child:
+        # A child may run before its host has its rules; from the answer on they are there.
+        assert child.tell("b.example 443") == "no name"
         outcome = sandhost("network", *words, "--control", child.control)
         assert outcome.status == 1
         assert said in outcome.err
