@@ -165,8 +165,7 @@ async def test_run_that_is_ended_meanwhile_ends_its_child(
         async with running(scene, "sleep", "600") as process:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(scene.away, part)
-                while part in scene.nodes or not (part != "directory" or scene.is_away):
-                    await trio.lowlevel.checkpoint()
+                await scene.gone(part)
                 process.send_signal(signal.SIGINT)
                 if part != "directory":  # a kill is the directory's alone
                     scene.missed.set()
