@@ -214,11 +214,11 @@ def last_lines(
     gap = [(0, begin)]  # the place in the data behind each gap, and its offset
     while at < end:
         piece = read_at(directory, at, end - at)
-        if not piece.data:
+        if not piece.data or piece.offset >= end:
             break
         if piece.missed:
             gap.append((len(data), piece.offset))
-        data += piece.data
+        data += piece.data[: end - piece.offset]
         at = piece.offset + len(piece.data)
     place = len(data)
     for _ in range(count):

@@ -99,7 +99,8 @@ class ChildLog:
         self._begins = False
         before = self.segments.dropped_bytes
         kept = self.segments.append(data)
-        self.segments.skip(self.segments.dropped_bytes - before)
+        if not kept:
+            self.segments.skip(self.segments.dropped_bytes - before)
         return kept
 
     async def take(self, data: bytes, stream: str = OUT) -> None:

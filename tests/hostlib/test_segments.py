@@ -145,6 +145,8 @@ def test_skipped_bytes_are_a_gap_and_cost_no_file(
     assert Segments(where, 10, 1).end == 134
     for count, begin in ((1, 132), (2, 129), (3, 5), (4, 0)):
         assert last_lines(where, count, 1000) == begin
+    for until, begin in ((130, 129), (100, 5), (6, 5)):
+        assert last_lines(where, 1, 1000, until) == begin
 
 
 def test_short_files_remove_no_long_ones(tmp_path: Path) -> None:

@@ -101,6 +101,21 @@ async def test_a_piece_for_which_there_is_no_thread_is_kept(
     assert kept(log) == b"a"
 
 
+async def test_a_log_keeps_its_file_open_and_tells_of_one_that_was_removed(
+    log: ChildLog, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    await log.take(b"a")
+    before = log.segments.descriptors()
+    await log.take(b"b")
+    assert log.segments.descriptors() == before
+    assert len(before) == 1
+    for file in (tmp_path / "log").glob("*.log"):
+        file.unlink()
+    await log.take(b"c")
+    assert "The files of the log of one vanished" in capfd.readouterr().err
+    assert read_at(log.segments.directory, 0, 10) == (2, b"c", 2)
+
+
 # Its readers see a gap, and one that has nothing behind it as well.
 @pytest.mark.slow
 async def test_offsets_count_what_a_full_disk_loses(tmp_path: Path) -> None:
