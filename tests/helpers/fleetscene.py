@@ -96,11 +96,17 @@ class Scene:
                         await stream.send_all(b"".join(frames))
 
     def spawn(
-        self, name: str, *command: str, node: str | None = None, **program: object
+        self,
+        name: str,
+        *command: str,
+        node: str | None = None,
+        wait: bool = False,
+        **program: object,
     ) -> None:
         """Order a child."""
         asked = Program(command, **program)  # type: ignore[arg-type]
-        request = SpawnRequest(name=name, program=asked, needs=Needs(node=node))
+        needs = Needs(node=node)
+        request = SpawnRequest(name=name, program=asked, needs=needs, wait=wait)
         _, step = self.directory.spawn(request, read_clocks())
         self.do(step)
 

@@ -338,8 +338,11 @@ async def test_a_node_whose_ledger_cannot_be_written_is_in_no_fleet(
             assert "let it leave" not in str(answer) + one.said()
 
 
-# spec FL4: of a batch that one node cannot take whole the rest waits, and has not failed.
-async def test_children_that_have_not_begun_take_room(tmp_path: Path) -> None:
+# spec FL4: what a node cannot take after all waits, if it may, and is refused else.
+@pytest.mark.parametrize(("wait", "others"), [(True, "waiting"), (False, "ended")])
+async def test_children_that_have_not_begun_take_room(
+    tmp_path: Path, others: str, *, wait: bool
+) -> None:
     own = "".join(f"[child.own{n}]\ncommand = ['sleep', '600']\n" for n in range(2))
     with daemon(tmp_path, f"max_children = 3\n{FLEET}{own}") as one:
         async with fleet(tmp_path / "head", lease_s=CALM_S) as scene:
@@ -347,7 +350,7 @@ async def test_children_that_have_not_begun_take_room(tmp_path: Path) -> None:
             await joined(scene, one)
             names = ("x", "y", "z")
             for name in names:
-                scene.spawn(name, "sleep", "600", restart="always")
+                scene.spawn(name, "sleep", "600", restart="always", wait=wait)
             await scene.until(
                 lambda: any(scene.child(name).state == "running" for name in names)
             )
@@ -355,6 +358,6 @@ async def test_children_that_have_not_begun_take_room(tmp_path: Path) -> None:
             await scene.until(
                 lambda: (
                     sorted(scene.child(name).state for name in names)
-                    == ["running", "waiting", "waiting"]
+                    == sorted(["running", others, others])
                 )
             )
