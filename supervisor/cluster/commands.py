@@ -99,7 +99,7 @@ class Commands:
     def __init__(self, client: FleetClient, seat: Seat) -> None:
         self._client = client
         self._seat = seat
-        self._log_end = 0  # as it was told last
+        self._log_end: int | None = None  # as it was told last
 
     def check(self) -> None:
         """Return once the child has answered: its walls are up, and it takes commands.
@@ -197,7 +197,9 @@ class Commands:
             self._give_up(key)
             raise
 
-    def _collect(self, key: str, offset: int) -> tuple[bytes, bytes, dict[str, Any]]:
+    def _collect(
+        self, key: str, offset: int | None
+    ) -> tuple[bytes, bytes, dict[str, Any]]:
         parts: dict[str, list[bytes]] = {"out": [], "err": []}
         taken = told = 0
         for answer in self._answers(key, offset):
@@ -237,8 +239,8 @@ class Commands:
         with suppress(ControlError):
             self._client.ask("on", self._input({"id": key, "do": "end"}))
 
-    def _send(self, request: dict[str, Any]) -> int:
-        """Send a request; return where the child's log ended before.
+    def _send(self, request: dict[str, Any]) -> int | None:
+        """Send a request; return where the child's log ended before, None if not known.
 
         Raises:
             FleetChildError: it is too long, or the child is not there any more.
@@ -307,7 +309,7 @@ class Commands:
         if gone is not None:
             raise gone
 
-    def _answers(self, key: str, offset: int) -> Iterator[dict[str, Any]]:
+    def _answers(self, key: str, offset: int | None) -> Iterator[dict[str, Any]]:
         """Yield the answers to a request, the outcome last.
 
         Raises:
@@ -321,8 +323,15 @@ class Commands:
                 if "over" in answer:
                     return
 
-    def _lines(self, offset: int) -> Iterator[bytes]:
-        """Yield the lines of the child's log from an offset on, for as long as it runs."""
+    def _lines(self, offset: int | None) -> Iterator[bytes]:
+        """Yield the lines of the child's log, for as long as it runs.
+
+        Args:
+            offset: of the first byte; None for the first that is kept.
+
+        Raises:
+            FleetChildError: bytes are missing, or the child is over.
+        """
         pending = b""
         patience = Patience()
         what = f"cannot read the answer of {self._seat.name}"

@@ -127,7 +127,7 @@ class SandhostBackend(BaseSandboxBackend):  # type: ignore[misc]  # Ray is untyp
         Raises:
             SandboxNotFoundError: there is no such sandbox here.
             SandboxTimeoutError: the command was ended, for its time was up.
-            SandboxExecError: the child has ended, or a user is named.
+            SandboxExecError: the child has ended, a user is named, or the command is none.
         """
         child, config = self._find(sandbox_id)
         if user is not None:
@@ -145,7 +145,13 @@ class SandhostBackend(BaseSandboxBackend):  # type: ignore[misc]  # Ray is untyp
             return ExecResult(code, "", f"{why.filename}: {why.strerror}\n", 0.0)
         except CommandTimeoutError as why:
             raise SandboxTimeoutError(str(why)) from None
-        except (FleetChildError, ControlError, OSError) as why:
+        except (
+            FleetChildError,
+            ControlError,
+            OSError,
+            TypeError,
+            ValueError,
+        ) as why:
             raise SandboxExecError(str(why)) from None
         out, err = (data.decode(errors="replace") for data in (done.out, done.err))
         return ExecResult(done.status, out, err, done.duration_s)

@@ -9,6 +9,7 @@ import pytest
 
 from supervisor.client import LogEntry
 from supervisor.cluster.commands import Commands, Seat
+from supervisor.control.client import SilentError
 
 
 # spec FL3
@@ -56,3 +57,41 @@ class CutLog:
 def test_a_log_may_be_read_from_within_an_answer_on() -> None:
     cut: Any = CutLog()
     assert Commands(cut, Seat("a", "box", "1", 1)).exec(["false"]).status == 3
+
+
+class RotatedLog:
+    """A fleet of one child: its log has lost its first bytes, the first answer is lost."""
+
+    KEPT = 5000
+
+    def __init__(self) -> None:
+        self.requests: list[dict[str, Any]] = []
+
+    def tell(self, text: str) -> None:
+        """Fail: nothing is to be waited for."""
+        raise AssertionError(text)
+
+    def ask(self, do: str, words: dict[str, Any]) -> dict[str, Any]:
+        """Take a request; answer from the second one on."""
+        if do == "find":
+            return {"id": "1", "incarnation": 1, "state": "running"}
+        self.requests.append(json.loads(base64.b64decode(words["args"]["data"])))
+        if len(self.requests) == 1:
+            raise SilentError
+        return {"is_taken": True, "is_closed": False, "log_end": 9000}
+
+    def logs(self, _name: str, words: dict[str, Any]) -> Iterator[LogEntry]:
+        """Yield what is kept from an offset on, or from the first byte that is."""
+        begin = self.KEPT if words["offset"] is None else words["offset"]
+        over = {"status": 3, "is_late": False}
+        answer = json.dumps({"id": self.requests[0]["id"], "over": over})
+        yield LogEntry(self.KEPT, f"{answer}\n".encode(), self.KEPT - begin, ())
+
+
+# spec FL3: the child is older than the program, which knows no end of its log.
+def test_a_first_request_that_is_repeated_finds_its_answer_in_a_log_that_was_cut() -> (
+    None
+):
+    cut: Any = RotatedLog()
+    assert Commands(cut, Seat("a", "box", "1", 1)).exec(["false"]).status == 3
+    assert cut.requests[0] == cut.requests[1]

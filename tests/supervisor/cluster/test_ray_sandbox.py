@@ -137,6 +137,10 @@ def check_backend(backend: ours.SandhostBackend, key: str) -> None:
         backend.exec_command(key, "sleep 600", timeout=0.2)
     with pytest.raises(rays.SandboxExecError, match="user='root'"):
         backend.exec_command(key, "true", user="root")
+    no_text: Any = {"N": 4}
+    for words, env in (([], None), (["true"], no_text)):
+        with pytest.raises(rays.SandboxExecError, match="cannot run "):
+            backend.exec_command(key, words, env=env)
     backend.write_file(key, "sub/b.txt", "one\n")
     backend.write_file(key, "sub/b.txt", b"two\n", append=True)
     assert backend.read_file(key, "sub/b.txt") == b"one\ntwo\n"
