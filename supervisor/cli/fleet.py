@@ -556,20 +556,46 @@ def _tell_changes(client: FleetClient, name: str) -> None:
 
 def _follow(client: FleetClient, name: str) -> int:
     """Pass stdin on and print a child's log until it is over; return its exit status."""
-    from supervisor.cluster.commands import (  # noqa: PLC0415 - of `run` alone
-        ask_again,
-        pause,
-    )
+    from supervisor.cluster.commands import pause  # noqa: PLC0415 - of `run` alone
 
     output = _Output(client, name)
     while (child := _find(client, name))["state"] != "lost":
         if output.read(child):
             break
         pause()
-    child = ask_again(client, "wait", {"name": name, "child": child["id"]})
+    if child["state"] not in {"ended", "lost"}:
+        child = _wait_over(client, child)
     if child["status"] is None:
         raise FleetRefusal(f"{name} on node {child['node']}: {child['reason']}")
     return int(child["status"])
+
+
+def _wait_over(client: FleetClient, child: dict[str, Any]) -> Any:
+    """Return a child once it is over, also where the fleet lists it no more."""
+    from supervisor.cluster.commands import ask_again  # noqa: PLC0415 - of `run` alone
+    from supervisor.control.client import RefusedError  # noqa: PLC0415 - as above
+
+    try:
+        return ask_again(client, "wait", {"name": child["name"], "child": child["id"]})
+    except RefusedError:
+        status = _find_status(client, child)
+        if status is None:
+            raise
+        return {**child, "status": status}
+
+
+def _find_status(client: FleetClient, child: dict[str, Any]) -> int | None:
+    """Return a child's exit status by its daemon's journal; None if it is not there."""
+    from supervisor.cli.trace import last_timeline  # noqa: PLC0415 - of `run` alone
+
+    words = {"follow": False, "lines": None}
+    args = {"node": child["node"], "do": "events", "args": words}
+    events = (item["event"] for item in client.items(args) if item["event"])
+    for entry in last_timeline(child["name"], events):
+        if entry.event["event"] == "child.gone":
+            status: int | None = entry.event["status"]
+            return status
+    return None
 
 
 class _Output:

@@ -60,7 +60,7 @@ def test_a_log_may_be_read_from_within_an_answer_on() -> None:
 
 
 class RotatedLog:
-    """A fleet of one child: its log has lost its first bytes, the first answer is lost."""
+    """A fleet that loses its first answer; its child's log has lost its first bytes."""
 
     KEPT = 5000
 

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,6 +21,9 @@ from tests.helpers.fleetscene import CALM_S
 pytestmark = pytest.mark.slow
 
 PATIENCE = "supervisor.cluster.commands.PATIENCE_S"
+
+MUCH = 4_000_000
+"""More bytes than a pipe and the buffers before it hold."""
 
 
 @asynccontextmanager
@@ -40,6 +44,29 @@ async def two_nodes(
             make = partial(fleet.create, "repo", name="box", node="b")
             child = await scene.call(make, control=scene.control("a"))
             yield scene, child
+
+
+@asynccontextmanager
+async def slow_run(
+    scene: Doors, end: str
+) -> AsyncIterator[tuple[subprocess.Popen[bytes], dict[str, Any]]]:
+    """Run a child that is over when the first of its `MUCH` bytes was read."""
+    client = scene.client("a")
+    words = (*RUN, "--control", scene.control("a"), "--", "sh", "-c")
+    # Not in a thread: those of this loop block signals.
+    with subprocess.Popen(  # noqa: ASYNC220
+        (*words, f"head -c {MUCH} /dev/zero; {end}"),
+        bufsize=0,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=ENVIRONMENT,
+    ) as process:
+        assert process.stdout is not None
+        assert await scene.call(process.stdout.read, 1) == b"\0"
+        (row,) = (await scene.call(client.ask, "ps"))["children"]
+        await scene.call(client.ask, "wait", {"name": row["name"]})
+        yield process, row
 
 
 def logs_of(scene: Doors, node: str, name: str) -> Path:
@@ -84,26 +111,26 @@ async def test_a_full_disk_beneath_a_log_is_told(tmp_path: Path) -> None:
 # spec FL3: they are removed when too many others have ended after their children.
 async def test_output_of_run_whose_log_is_removed_is_told(tmp_path: Path) -> None:
     async with one_node(tmp_path) as scene:
-        client, size = scene.client("a"), 4_000_000
-        words = (*RUN, "--control", scene.control("a"), "--")
-        # Not in a thread: those of this loop block signals.
-        with subprocess.Popen(  # noqa: ASYNC220
-            (*words, "head", "-c", str(size), "/dev/zero"),
-            bufsize=0,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=ENVIRONMENT,
-        ) as process:
-            assert process.stdout is not None
-            assert await scene.call(process.stdout.read, 1) == b"\0"
-            (row,) = (await scene.call(client.ask, "ps"))["children"]
-            await scene.call(client.ask, "wait", {"name": row["name"]})
+        async with slow_run(scene, "true") as (process, row):
             await in_thread(shutil.rmtree, logs_of(scene, "a", row["name"]))
             out, err = await in_thread(process.communicate)
-        missing = size - 1 - len(out)
+        missing = MUCH - 1 - len(out)
         assert missing > 0
         assert f"run: {missing} bytes are missing: they were removed".encode() in err
+
+
+# spec FL3: its output is read so slowly that the fleet has forgotten it since.
+async def test_run_exits_as_a_child_that_the_fleet_lists_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("supervisor.fleet.directory.MOST_OVER", 1)
+    async with one_node(tmp_path) as scene:
+        async with slow_run(scene, "exit 7") as (process, row):
+            assert (await run_in(scene, "--", "true")).status == 0
+            rows = (await scene.call(scene.client("a").ask, "ps"))["children"]
+            assert row["id"] not in {one["id"] for one in rows}
+            out, err = await in_thread(process.communicate)
+        assert (process.returncode, len(out), err) == (7, MUCH - 1, b"")
 
 
 # spec FL3
