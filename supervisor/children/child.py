@@ -788,6 +788,7 @@ class Child:
         process, session, journal = self.process, self.session, self._host.journal
         if process is None or session is None:
             raise RuntimeError("a child that was not started cannot be served")
+        life = self.spec.fleet
         self.clients.serve(process.pid)
         # At once: the records below run beside the child.
         self.begun.set()
@@ -799,6 +800,8 @@ class Child:
             pid=process.pid,
             command=self._shown_command(),
             isolation=self.walls.row(),
+            fleet_id=None if life is None else life.child,
+            incarnation=None if life is None else life.incarnation,
         )
         self._host.log.write(
             "INFO", f"Child {self.spec.name or self.id} started", **self.log_fields()

@@ -20,7 +20,7 @@ from supervisor.control.client import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
 TIMEOUT_S = 10.0
 """For a question, all of it; of what may last, until the next sign of life (FL11)."""
@@ -212,24 +212,20 @@ class FleetClient:
         own = self.ask("workspace", {"name": name})
         if own is not None:
             return own["node"], own["name"]
-        node = self.ask("find", {"name": name})["node"]
+        row = self.ask("find", {"name": name})
+        node = row["node"]
         if node is None:
             raise ControlError(f"cannot ask for {name!r}: it is on no node")
-        child, opened = "", {}
         words = {"node": node, "do": "events", "args": {"follow": False, "lines": None}}
         # An ended child is in no table of its daemon any more: its journal has it.
-        for item in self.items(words):
-            event = item["event"] or {}
-            if event.get("event") == "workspace.opened":
-                opened[event["child_id"]] = event["workspace"]
-            elif event.get("event") == "child.spawned" and event.get("name") == name:
-                child = event["child_id"]
-        if child not in opened:
+        events = (item["event"] or {} for item in self.items(words))
+        found = opened_by(row["id"], row["incarnation"], events)
+        if found is None:
             raise ControlError(
                 f"cannot find a workspace of {name!r} on node {node!r}: it has none; give"
                 " it a policy with one"
             )
-        return str(node), str(opened[child])
+        return str(node), found
 
     def do_verb(
         self, node: str, workspace: str, verb: str, words: dict[str, Any]
@@ -261,6 +257,31 @@ class FleetClient:
             f"cannot ask the fleet: the node actor here does not answer within"
             f" {TIMEOUT_S:g} s: it is stopped or very busy; try again"
         )
+
+
+def opened_by(
+    child: str, incarnation: int, events: Iterable[Mapping[str, Any]]
+) -> str | None:
+    """Return the workspace of one life of a fleet's child; None if it has none.
+
+    Args:
+        child: its id in the fleet.
+        incarnation: which of its lives.
+        events: of its node's journal.
+    """
+    found: str | None = None
+    opened: dict[str, str] = {}
+    for event in events:
+        kind = event.get("event")
+        if kind == "host.started":  # the ids of its children begin again
+            opened = {}
+        elif kind == "workspace.opened":
+            opened[event["child_id"]] = str(event["workspace"])
+        elif kind == "child.spawned":
+            life = event.get("fleet_id"), event.get("incarnation")
+            if life == (child, incarnation):
+                found = opened.get(event["child_id"])
+    return found
 
 
 def door_of(control_path: str) -> str:

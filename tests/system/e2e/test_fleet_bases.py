@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import trio
 
+from hostlib.threads import in_thread
 from supervisor.cluster.client import FleetClient
 from supervisor.control.client import ControlError
 from tests.helpers.command import Outcome, sandhost
@@ -208,3 +209,62 @@ async def test_a_child_that_is_placed_again_begins_from_its_base(
                 rows = {one["name"]: one for one in json.loads(done.out)}
                 left = rows[before["name"]]
                 assert (left["state"], left["changed"]) == ("left behind", 1)
+
+
+LOCAL = """
+[fleet]
+[workspace.repo]
+base = "{where}/repo"
+[policy.works]
+workspace = ["repo"]
+"""
+
+
+# spec FL10: by incarnation, also where its daemon or its name was another child's.
+async def test_no_other_childs_workspace_is_that_of_a_child(tmp_path: Path) -> None:
+    top = repo(tmp_path)
+    config = LOCAL.format(where=tmp_path)
+    change = ["sh", "-c", "echo other >> src/a.txt"]
+
+    def work(a: Daemon, name: str) -> None:
+        a.client.spawn(change, name=name, policy="works")
+        a.wait(lambda: name not in [row.name for row in a.client.ps()])
+
+    with node(tmp_path / "a", config) as a:
+        await in_thread(work, a, "local")
+        a.end()
+    with daemon(tmp_path / "a", config, grace="1s") as a:
+        async with fleet_of(tmp_path, a=a) as scene:
+            for name in ("job", "own"):
+                words = ("--workspace", str(top)) if name == "own" else ()
+                script = "echo own >> src/a.txt" if name == "own" else "exit 0"
+                done = await fleet(
+                    scene,
+                    "a",
+                    "spawn",
+                    *words,
+                    "--name",
+                    name,
+                    "--",
+                    "sh",
+                    "-c",
+                    script,
+                )
+                assert (done.status, done.err) == (0, b"")
+                await over(scene, name)
+            await has_none(scene, "job")
+            # Children of the node alone take their names.
+            await in_thread(work, a, "job")
+            await in_thread(work, a, "own")
+            await has_none(scene, "job")
+            done = await fleet(scene, "a", "commit", "own", "--json")
+            assert (done.status, done.err) == (0, b"")
+    assert (top / "src" / "a.txt").read_text() == "hello\nown\n"
+
+
+async def has_none(scene: Doors, name: str) -> None:
+    """Ask for the workspace of a child that has none."""
+    for do in ("diff", "commit"):
+        done = await fleet(scene, "a", do, name)
+        said = f"cannot find a workspace of '{name}'"
+        assert (done.status, done.said(said)) == (2, True)
