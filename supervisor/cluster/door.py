@@ -140,10 +140,15 @@ class HoldArgs(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class HeldArgs(msgspec.Struct, forbid_unknown_fields=True):
-    """Arguments of `held`: a child that somebody holds from now on, or no more."""
+    """Arguments of `held`: a child that somebody holds from now on, or no more.
+
+    Attributes:
+        child: its id: another one that has its name by then is not held.
+    """
 
     holder: str
     name: str
+    child: str
     is_held: bool = True
 
 
@@ -187,7 +192,7 @@ class _Recorder:
 
 
 class _Held(NamedTuple):
-    """The children that a program holds, by name, and the scope of its connection."""
+    """The children that a program holds, by id, and the scope of its connection."""
 
     children: dict[str, ShownChild]
     scope: trio.CancelScope
@@ -445,18 +450,26 @@ class Door:
         """Note what a program holds; return False if it has no connection here.
 
         The connection of one that holds nothing any more ends.
+
+        Raises:
+            RequestError: the child has ended: it is not there, or its name is another's.
         """
         args = msgspec.convert(words, HeldArgs)
         child = await self._find(args.name) if args.is_held else None
+        if child is not None and child.id != args.child:
+            raise RequestError(
+                f"cannot hold {args.name!r}: it is over, and another child has its name"
+                " now; see `fleet ps`"
+            )
         held = self._held.get(args.holder)
         if held is None or held.scope.cancel_called:
             return False
         if child is None:
-            held.children.pop(args.name, None)
+            held.children.pop(args.child, None)
             if not held.children:
                 held.scope.cancel()
         else:
-            held.children[args.name] = child
+            held.children[args.child] = child
         return True
 
     # Nodes

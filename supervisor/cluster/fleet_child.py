@@ -114,7 +114,7 @@ class FleetChild(Commands):
                 ask_again(self._client, "wait", words)
         finally:
             if self._holder is not None:
-                self._holder.release(self.name)
+                self._holder.release(self.name, self._id)
 
     def state(self) -> str:
         """Return its state as `fleet ps` shows it; ``ended`` if it is not there.
@@ -221,13 +221,13 @@ def create(  # noqa: PLR0913 - one argument each, all by name
     try:
         row = wait_placed(client, row)
         if holder is not None:
-            holder.hold(name)
+            holder.hold(name, child_id)
         child = FleetChild(client, row, holder)
         child.check()
     except BaseException:
         _end(client, name, child_id)
         if holder is not None:
-            holder.release(name)
+            holder.release(name, child_id)
         raise
     return child
 
@@ -298,42 +298,46 @@ class Holder:
     def __init__(self, client: FleetClient) -> None:
         self._client = client
         self._id = secrets.token_hex(8)
-        self._names: set[str] = set()
+        self._names: dict[str, str] = {}  # by the ids of the children
         self._lock = ThreadLock()
         self._is_running = False
 
-    def hold(self, name: str) -> None:
+    def hold(self, name: str, child: str) -> None:
         """Hold a child from now on.
+
+        Args:
+            name: of the child.
+            child: its id; another one that has its name by then is not held.
 
         Raises:
             ControlError: it has ended, or the door does not answer.
         """
         with self._lock:
-            self._names.add(name)
+            self._names[child] = name
             if not self._is_running:
                 in_daemon_thread(self._run, self._connect_patiently())
                 self._is_running = True
-        while not self._tell(name):
+        while not self._tell(name, child):
             pause()  # the connection is being made again
 
-    def release(self, name: str) -> None:
+    def release(self, name: str, child: str) -> None:
         """Hold a child no more: it has ended, or is about to."""
         with self._lock:
-            self._names.discard(name)
-        words = {"holder": self._id, "name": name, "is_held": False}
+            self._names.pop(child, None)
+        words = {"holder": self._id, "name": name, "child": child, "is_held": False}
         with suppress(ControlError):  # a door that is not there holds nothing, either
             self._client.ask("held", words)
 
-    def _tell(self, name: str) -> bool:
+    def _tell(self, name: str, child: str) -> bool:
         """Tell the door what is held; return False where it does not know this program."""
-        words = {"holder": self._id, "name": name}
+        words = {"holder": self._id, "name": name, "child": child}
         return bool(ask_again(self._client, "held", words))
 
-    def _tell_at_last(self, name: str) -> None:
+    def _tell_at_last(self, name: str, child: str) -> None:
         """Tell the door what is held, however long the fleet is away."""
-        while name in self._names:
+        while child in self._names:
             try:
-                self._tell(name)
+                self._tell(name, child)
             except RefusedError:  # it has ended
                 return
             except ControlError:
@@ -378,9 +382,9 @@ class Holder:
             with suppress(ControlError):
                 connection = self._connect()
                 with self._lock:
-                    names = tuple(self._names)
-                for name in names:
-                    self._tell_at_last(name)
+                    held = tuple(self._names.items())
+                for child, name in held:
+                    self._tell_at_last(name, child)
 
 
 @cache

@@ -7,6 +7,7 @@ Directory and node actors live in the test's loop, and call each other there.
 """
 
 import sys
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
@@ -75,6 +76,7 @@ class Others:
             self.scene.missed.set()
             raise UnavailableError("cannot reach the fleet's directory: it has ended")
         answer = await self._directory_answers(do, args)
+        self.scene.asked["directory", do] += 1
         self._lose(do)
         if self.meanwhile is not None and self.meanwhile[0] == do:
             (_, happen), self.meanwhile = self.meanwhile, None
@@ -103,6 +105,7 @@ class Others:
         if reply is None or self.scene.nodes.get(node) is not actor:
             self.scene.missed.set()
             raise UnavailableError(f"cannot reach node {node!r}")
+        self.scene.asked[node, do] += 1
         self._lose(do)
         return result_of(reply)
 
@@ -126,6 +129,7 @@ class Doors:
         ray: where Ray of a node is said to listen, before it begins.
         is_away: the directory has ended.
         missed: set when a part that has ended was asked for.
+        asked: how many requests a part has answered to another: `directory` or a node.
     """
 
     nursery: trio.Nursery
@@ -134,6 +138,7 @@ class Doors:
     daemons: dict[str, Daemon]
     is_away: bool = True
     missed: trio.Event = field(default_factory=trio.Event)
+    asked: Counter[tuple[str, str]] = field(default_factory=Counter)
     nodes: dict[str, NodeService] = field(default_factory=dict)
     ray: dict[str, RayPlace] = field(default_factory=dict)
     _scopes: dict[str, trio.CancelScope] = field(default_factory=dict)

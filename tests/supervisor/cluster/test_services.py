@@ -478,7 +478,7 @@ def test_a_node_actor_that_holds_nothing_any_more_is_told(
         left.bind(f"{tmp_path}/{DOOR}")
         holder = Holder(client.FleetClient(f"{tmp_path}/control"))
         with pytest.raises(ControlError, match="the node actor here has ended; Ray"):
-            holder.hold("w")
+            holder.hold("w", "c1")
 
 
 # spec FL11: a daemon that is not there is no node without a fleet.

@@ -338,6 +338,56 @@ async def test_stop_waits_for_its_own_child(tmp_path: Path) -> None:
             await scene.call(client.ask, "kill", {"name": "box"})
 
 
+# spec FL3: the child that has taken its name gets signs of life all the same.
+async def test_stop_lets_go_of_its_own_child(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(door, "ALIVE_S", 0.1)
+    with node_at(tmp_path / "a") as one, node_at(tmp_path / "b") as other:
+        async with fleet_of(tmp_path, a=one, b=other) as scene:
+            control = scene.control("a")
+            make = partial(fleet.create, "repo", name="box", node="b", control=control)
+
+            def replace() -> fleet.FleetChild:
+                with make() as first:
+                    first.stop()
+                    return make()
+
+            second = await scene.call(replace)
+            before = scene.asked["b", "control"]
+            await eventually(lambda: scene.asked["b", "control"] > before + 1)
+            await scene.call(second.stop)
+
+
+# spec FL3: also where the next node actor is told anew what the program holds.
+async def test_a_program_takes_no_child_along_but_its_own(tmp_path: Path) -> None:
+    with node_at(tmp_path / "a") as one, node_at(tmp_path / "b") as other:
+        async with fleet_of(tmp_path, a=one, b=other) as scene:
+            client = scene.client("a")
+            words = [sys.executable, "-c", PROGRAM, client.control]
+            pipe = subprocess.PIPE
+            with subprocess.Popen(words, stdin=pipe, stdout=pipe) as program:  # noqa: ASYNC220
+                for name in ("box", "second"):
+                    assert await scene.call(made, program, name)
+                await scene.call(client.ask, "kill", {"name": "box", "signal": "KILL"})
+                await scene.call(client.ask, "wait", {"name": "box"})
+                request = {"name": "box", "program": {"command": ["sleep", "600"]}}
+                await scene.call(client.ask, "spawn", request)
+                before = scene.asked["directory", "find"]
+                await scene.kill("a")
+                await scene.begin("a")
+                await eventually(  # both names are told
+                    lambda: scene.asked["directory", "find"] > before + 1
+                )
+                assert await scene.call(made, program, "third")
+                program.kill()
+            for name in ("second", "third"):
+                await scene.call(client.ask, "wait", {"name": name})
+            await scene.call(client.ask, "kill", {"name": "box", "signal": "USR1"})
+            row = await scene.call(client.ask, "wait", {"name": "box"})
+            assert row["status"] == 128 + signal.SIGUSR1
+
+
 # spec FL3, FL4: nobody but its caller knows what has the name.
 async def test_a_detached_child_whose_order_was_not_answered_goes_on(
     tmp_path: Path,
@@ -373,12 +423,13 @@ class Pauses:
         await eventually(lambda: self._count > before)
 
 
-async def echo(scene: Doors) -> FleetClient:
-    """Start a child `w` that says what it is told; return what asks its node."""
+async def echo(scene: Doors) -> tuple[FleetClient, tuple[str, str]]:
+    """Start a child that echoes; return what asks its node, and its name and id."""
     client = scene.client("a")
     program = {"command": ["cat"], "takes_input": True}
-    await scene.call(client.ask, "spawn", {"name": "w", "program": program})
-    return client
+    request = {"name": "w", "program": program}
+    (row,) = await scene.call(client.ask, "spawn", request)
+    return client, ("w", row["id"])
 
 
 # spec FL1, FL3: the node actor is started again when a child has just been made.
@@ -388,14 +439,14 @@ async def test_a_child_is_held_once_the_node_actor_is_there(
     pauses = Pauses(monkeypatch)
     with node_at(tmp_path / "a") as one:
         async with fleet_of(tmp_path, a=one) as scene:
-            client = await echo(scene)
+            client, child = await echo(scene)
             holder = fleet_child.Holder(client)
             await scene.kill("a")
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(scene.call, holder.hold, "w")
+                nursery.start_soon(scene.call, holder.hold, *child)
                 await pauses.wait()
                 await scene.begin("a")
-            await scene.call(holder.release, "w")
+            await scene.call(holder.release, *child)
 
 
 # spec FL3: however long the directory is away, the door then tells its child.
@@ -406,9 +457,9 @@ async def test_a_child_is_held_by_the_next_node_actor_at_last(
     monkeypatch.setattr(commands, "PATIENCE_S", 0.0)
     with node_at(tmp_path / "a") as one:
         async with fleet_of(tmp_path, a=one) as scene:
-            client = await echo(scene)
+            client, child = await echo(scene)
             holder = fleet_child.Holder(client)
-            await scene.call(holder.hold, "w")
+            await scene.call(holder.hold, *child)
             await scene.kill_directory()
             await scene.kill("a")
             before = len((await scene.call(one.log, "w")).splitlines())
@@ -422,7 +473,7 @@ async def test_a_child_is_held_by_the_next_node_actor_at_last(
             while len(lines) < before + 2:  # one was on its way
                 lines = (await scene.call(one.log, "w")).splitlines()
             assert set(lines) == {b'{"do": "alive"}'}
-            await scene.call(holder.release, "w")
+            await scene.call(holder.release, *child)
             await scene.call(client.ask, "kill", {"name": "w"})
 
 
