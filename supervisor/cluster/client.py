@@ -18,6 +18,7 @@ from supervisor.control.client import (
     SilentError,
     UnavailableError,
 )
+from supervisor.fleet.messages import VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -56,6 +57,28 @@ class FleetClient:
         if not is_there(self.door):
             control.call(self.control, "stats")  # no daemon: it says so
             raise ControlError(NO_FLEET)
+        self._is_same_version = False
+
+    def check_version(self) -> None:
+        """Refuse a node actor of another version, as an upgrade in place leaves it.
+
+        It is asked once. A node of any version may leave, so that is not checked.
+
+        Raises:
+            RefusedError: it is of another version.
+            ControlError: nobody answers in time.
+        """
+        if self._is_same_version:
+            return
+        theirs = self.ask("here").get("version")
+        if theirs != VERSION:
+            told = "an older version" if theirs is None else f"version {theirs!r}"
+            raise RefusedError(
+                f"cannot ask the fleet: the node actor here has {told}, this sandhost"
+                f" {VERSION!r}; `sandhost fleet leave` (`down` at the head), and join"
+                " again"
+            )
+        self._is_same_version = True
 
     def ask(self, do: str, args: dict[str, Any] | None = None) -> Any:
         """Return what the door answers, as plain values.
@@ -63,6 +86,8 @@ class FleetClient:
         Raises:
             ControlError: it refuses, or nobody answers in time.
         """
+        if do != "here":
+            self.check_version()
         try:
             return control.call(self.door, do, args, timeout_s=TIMEOUT_S)
         except ControlError as why:
@@ -122,6 +147,7 @@ class FleetClient:
             ControlError: it is refused, or nobody answers in time.
             ReaderGone: the reader is gone.
         """
+        self.check_version()
         try:
             is_whole = yield from control.stream(
                 self.door, "items", args, reader, **more
@@ -160,6 +186,7 @@ class FleetClient:
         Raises:
             ControlError: it is refused, or the connection ends.
         """
+        self.check_version()
         try:
             is_whole = yield from control.stream(self.door, "hold", {"holder": holder})
         except ControlError as why:

@@ -43,6 +43,7 @@ from supervisor.control.server import (
 )
 from supervisor.fleet.directory import SpawnRequest
 from supervisor.fleet.listings import ShownChild, ShownFleet, ShownNode
+from supervisor.fleet.messages import VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -499,13 +500,14 @@ class Door:
                 work.rows.append({**row, "node": node, "id": f"{node}/{row['id']}"})
 
     async def _here(self, words: dict[str, Any]) -> dict[str, object]:
-        """Return what this node is, and where it keeps what Ray needs."""
+        """Return what this node is, where it keeps what Ray needs, and its version."""
         _check_empty(words)
         order = self._node.order
         return {
             "node": order.node,
             "is_head": order.is_head,
             "directory": order.directory,
+            "version": VERSION,
         }
 
     async def _leave(self, words: dict[str, Any], send: Send) -> None:

@@ -12,8 +12,8 @@ from typing import TypeAlias
 import msgspec
 
 VERSION = "fleet-5"
-"""The form of these messages, and of requests to actors; another one is refused by name
-(FL11)."""
+"""The form of these messages, and of requests to actors and doors; another one is refused
+by name (FL11)."""
 
 
 class VersionError(Exception):

@@ -9,6 +9,7 @@ import stat
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import repeat
 from pathlib import Path
 from typing import Any
@@ -28,12 +29,13 @@ from supervisor.cluster.names import DOOR
 from supervisor.cluster.node_service import JoinState, NodeService
 from supervisor.cluster.orders import NodeOrder
 from supervisor.cluster.requests import RequestError, UnavailableError, result_of
-from supervisor.control.client import ControlError, call, stream
+from supervisor.control.client import ControlError, RefusedError, call, stream
 from supervisor.control.client import UnavailableError as StillUnavailableError
 from supervisor.control.server import MAX_WAITING
 from supervisor.fleet import directory, store
 from supervisor.fleet.messages import VERSION, Refused, Session, encode
 from supervisor.fleet.store import FleetStore
+from tests.helpers.command import sandhost
 from tests.helpers.fleetnode import StandIn
 
 LOG = Log("ERROR")
@@ -467,6 +469,36 @@ def test_a_node_actor_that_does_not_answer_is_told(
         listener.listen()
         with pytest.raises(ControlError, match="here does not answer within"):
             client.FleetClient(f"{tmp_path}/control").ask("ps")
+
+
+# spec FL11: an upgrade in place leaves an older node actor; that can be left.
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("version", "told"),
+    [("fleet-0", "version 'fleet-0'"), (None, "an older version")],
+)
+async def test_a_node_actor_of_another_version_is_refused_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str | None, told: str
+) -> None:
+    monkeypatch.setattr(door, "VERSION", version)
+    async with fleet(tmp_path) as scene:
+        for name in ("a", "b"):
+            await scene.add(name)
+        at = f"{tmp_path}/b/control"
+        said = f"the node actor here has {told}, this sandhost {VERSION!r}"
+        for use in (
+            lambda: client.FleetClient(at).ask("wait", {"name": "w", "child": "c"}),
+            lambda: list(client.FleetClient(at).logs("w", {})),
+            lambda: list(client.FleetClient(at).hold("w")),
+        ):
+            with pytest.raises(RefusedError, match=re.escape(said)):
+                await in_thread(use)
+        for words in (("run", "--", "true"), ("ps",)):
+            command = partial(sandhost, "fleet", words[0], "--control", at, *words[1:])
+            done = await in_thread(command)
+            assert (done.status, done.out) == (125 if words[0] == "run" else 1, b"")
+            assert done.said(said)
+        assert await scene.end("b", "leave") == {}
 
 
 # spec FL11: it was killed, and left its socket.

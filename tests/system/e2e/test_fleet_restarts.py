@@ -25,6 +25,7 @@ from supervisor.control.server import (
     Send,
     UnavailableOrderError,
 )
+from supervisor.fleet.messages import VERSION
 from tests.helpers.command import ENVIRONMENT, sandhost
 from tests.helpers.fleetdoors import LOG, RUN, Doors, fleet_of, node_at, run_in
 
@@ -197,6 +198,10 @@ class GappedDoor:
         "status": 3,
     }
 
+    async def here(self, _words: dict[str, Any]) -> object:
+        """Return the version alone."""
+        return {"version": VERSION}
+
     async def show(self, _words: dict[str, Any]) -> object:
         """Return the child."""
         return self.child
@@ -214,6 +219,7 @@ class GappedDoor:
     async def serve(self, listener: trio.SocketListener) -> None:
         """Serve until cancelled."""
         orders: dict[str, Order] = {
+            "here": self.here,
             "spawn": self.spawn,
             "find": self.show,
             "wait": self.show,
