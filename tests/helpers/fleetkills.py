@@ -221,7 +221,7 @@ class Fleet:
 
     def start(self, machine: Machine, name: str) -> Path:
         """Start a child on a machine; return the file to which it writes."""
-        self._wait(f"{machine.name} is up", partial(self._is_up, machine))
+        self.recover(machine)  # a raylet that was stopped may end itself late
         lines = self._shared / f"{machine.name}-lines" / name
         lines.touch()
         lines.chmod(0o666)
