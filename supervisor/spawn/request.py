@@ -163,7 +163,7 @@ class SpawnRequest:
 
     def gone(self) -> SpawnError:
         """The loss of a launchpad that the host outlives, in words."""
-        return self._refusal(errno.ECANCELED, "what starts it has ended")
+        return self._refusal(errno.ECANCELED, "the launchpad has ended")
 
     def _refusal(self, number: int, fault: str) -> SpawnError:
         text = f"cannot start '{_shown(self.executable)}': {fault}"
