@@ -231,7 +231,7 @@ async def test_exec_says_which_bytes_of_its_log_are_gone(tmp_path: Path) -> None
 
 # spec FL3, FL5
 async def test_exec_on_a_lost_node_says_so(tmp_path: Path) -> None:
-    async with two_nodes(tmp_path, lease_s=5.0) as (scene, child):
+    async with two_nodes(tmp_path, lease_s=8.0) as (scene, child):
         await scene.kill("b")
         with pytest.raises(fleet.FleetChildError, match="box on node b is lost: "):
             await scene.call(child.exec, ["true"])

@@ -174,7 +174,7 @@ async def test_a_child_that_is_placed_again_begins_from_its_base(
     top = repo(tmp_path)
     script = "cat src/a.txt; echo more >> src/a.txt; exec sleep 600"
     with node(tmp_path / "a") as a, node(tmp_path / "b") as b:
-        async with fleet_of(tmp_path, lease_s=3.0, a=a, b=b) as scene:
+        async with fleet_of(tmp_path, lease_s=8.0, a=a, b=b) as scene:
             client = scene.client("a")
 
             async def row() -> dict[str, Any]:

@@ -597,7 +597,7 @@ async def test_run_without_an_input_gives_its_child_none(tmp_path: Path) -> None
 # spec FL3, FL11
 async def test_run_names_the_node_that_was_lost(tmp_path: Path) -> None:
     with node_at(tmp_path / "a") as one, node_at(tmp_path / "b") as other:
-        async with fleet_of(tmp_path, lease_s=3.0, a=one, b=other) as scene:
+        async with fleet_of(tmp_path, lease_s=8.0, a=one, b=other) as scene:
             async with trio.open_nursery() as nursery:
 
                 async def lose() -> None:
