@@ -160,9 +160,8 @@ def _write(data: bytes) -> None:
     out, left, is_flushed = sys.stdout.buffer, memoryview(data), False
     while not is_flushed:
         try:
-            left = left[
-                out.write(left) or 0 :
-            ]  # unbuffered, it may take a part or None
+            done = out.write(left)  # unbuffered, it may take a part, or None
+            left = left[done or 0 :]
             out.flush()
             is_flushed = not left
         except BlockingIOError as why:

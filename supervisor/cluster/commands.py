@@ -14,7 +14,8 @@ import secrets
 import select
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from supervisor.control.client import ControlError, RefusedError
 
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from supervisor.cluster.client import FleetClient
+
+T = TypeVar("T")
 
 PIECE_BYTES = 32_768
 """Of a command's input in one request: in base64 twice it fits into a line."""
@@ -421,10 +424,29 @@ def ask_again(
         RefusedError: it refuses.
         ControlError: there is no answer for `PATIENCE_S`.
     """
+    return try_again(client, partial(client.ask, do, args), look)
+
+
+def try_again(
+    client: FleetClient,
+    use: Callable[[], T],
+    look: Callable[[], None] = lambda: None,
+) -> T:
+    """Return what a use of the door returns, also where it is away for a while.
+
+    Args:
+        client: is told of a long silence.
+        use: asks the door.
+        look: as for `ask_again`.
+
+    Raises:
+        RefusedError: the door refuses.
+        ControlError: there is no answer for `PATIENCE_S`.
+    """
     patience = Patience(client.tell)
     while True:
         try:
-            return client.ask(do, args)
+            return use()
         except RefusedError:
             raise
         except ControlError as why:

@@ -20,10 +20,10 @@ from supervisor.cluster.client import FleetClient
 from supervisor.cluster.commands import (
     Commands,
     FleetChildError,
-    Patience,
     Seat,
     ask_again,
     pause,
+    try_again,
     wait_placed,
 )
 from supervisor.control.client import ControlError, RefusedError
@@ -315,7 +315,8 @@ class Holder:
         with self._lock:
             self._names[child] = name
             if not self._is_running:
-                in_daemon_thread(self._run, self._connect_patiently())
+                connection = try_again(self._client, self._connect)
+                in_daemon_thread(self._run, connection)
                 self._is_running = True
         while not self._tell(name, child):
             pause()  # the connection is being made again
@@ -350,23 +351,6 @@ class Holder:
         connection = self._client.hold(self._id)
         next(connection, None)
         return connection
-
-    def _connect_patiently(self) -> Iterator[object]:
-        """Return the connection, also where the node actor here is started again.
-
-        Raises:
-            ControlError: the door refuses, or has not been there for `PATIENCE_S`.
-        """
-        patience = Patience(self._client.tell)
-        while True:
-            try:
-                return self._connect()
-            except RefusedError:
-                raise
-            except ControlError as why:
-                if patience.is_over(str(why)):
-                    raise
-            pause()
 
     def _run(self, connection: Iterator[object]) -> None:
         """Keep a connection, and make it anew, for as long as something is held."""

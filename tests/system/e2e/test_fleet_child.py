@@ -411,11 +411,13 @@ class Pauses:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._count = 0
-        monkeypatch.setattr(fleet_child, "pause", self._pause)
+        self._really_pause = commands.pause
+        for module in (commands, fleet_child):
+            monkeypatch.setattr(module, "pause", self._pause)
 
     def _pause(self) -> None:
         self._count += 1
-        commands.pause()
+        self._really_pause()
 
     async def wait(self) -> None:
         """Wait for the next pause."""
