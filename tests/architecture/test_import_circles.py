@@ -19,7 +19,7 @@ LARGEST = 0
 """Most modules in one circle."""
 
 LISTED = 4
-"""Most entries in the lists of `ignore_imports`."""
+"""Most imports in the lists of `ignore_imports`; two contracts may list the same one."""
 
 
 def circles(graph: grimp.ImportGraph) -> list[set[str]]:
@@ -72,8 +72,12 @@ def test_a_circle_is_found_and_a_chain_is_none() -> None:
 
 
 def test_listed_violations_do_not_grow() -> None:
-    listed = sum(len(contract.get("ignore_imports", ())) for contract in contracts())
-    assert listed <= LISTED
+    listed = {
+        entry
+        for contract in contracts()
+        for entry in contract.get("ignore_imports", ())
+    }
+    assert len(listed) <= LISTED, sorted(listed)
 
 
 def test_an_entry_that_is_not_needed_any_more_is_an_error() -> None:

@@ -11,6 +11,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -81,6 +82,15 @@ def test_the_import_contracts_are_kept() -> None:
         [command, "--no-cache"], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_rooms_of_the_supervisor_are_in_one_order() -> None:
+    """A `:` between rooms would let each import the other."""
+    document = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    contracts = document["tool"]["importlinter"]["contracts"]
+    (rooms,) = [c for c in contracts if c["id"] == "rooms"]
+    assert not [row for row in rooms["layers"] if ":" in row]
+    assert len(rooms["ignore_imports"]) <= 2
 
 
 def test_the_supervisor_enters_vfs_by_its_doors() -> None:
