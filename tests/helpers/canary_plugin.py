@@ -148,7 +148,8 @@ class CanaryPlugin:
 
     def _finish(self, config: pytest.Config) -> None:
         assert self._watch is not None
-        base = config._tmp_path_factory._basetemp  # type: ignore[attr-defined]
+        factory = config._tmp_path_factory  # type: ignore[attr-defined]  # noqa: SLF001
+        base = factory._basetemp  # noqa: SLF001 - pytest says it to fixtures only
         for path in () if base is None else base.iterdir():
             if path not in self._seen and not path.is_symlink():
                 search(str(path))

@@ -80,6 +80,17 @@ class Daemon:
             if message.startswith(text):
                 return dict(line.split("=", 1) for line in message.splitlines())
 
+    def take_heard(self) -> list[str]:
+        """Return the messages to the service manager that are yet to be read."""
+        heard = []
+        while not self.is_silent(0.0):
+            heard.append(self._ear.recv(65_536).decode())
+        return heard
+
+    def is_silent(self, for_s: float = 2.5) -> bool:
+        """Tell whether no message to the service manager comes for a while."""
+        return not select.select([self._ear], [], [], for_s)[0]
+
     def row(self, name: str) -> ChildRow:
         """Return the row of `ps` of one child."""
         (row,) = (row for row in self.client.ps() if row.name == name)

@@ -66,7 +66,7 @@ def test_a_stop_of_many_names_ten(tmp_path: Path) -> None:
         assert "waiting: 2 more; the daemon's log names them" in rest
         assert running.process.wait(TIMEOUT_S) == 1
         assert running.said().count("does not end") == 12
-        told = [text for text in heard(running) if "does not end" in text]
+        told = [text for text in running.take_heard() if "does not end" in text]
         assert len(told) == 10  # so does the service manager
 
 
@@ -109,24 +109,12 @@ def test_the_watchdog_is_fed(tmp_path: Path) -> None:
         running.hear("WATCHDOG=1")
 
 
-def heard(running: Daemon) -> Iterator[str]:
-    """Yield what was said to the service manager and is yet to be read."""
-    while select.select([running._ear], [], [], 0)[0]:
-        yield running._ear.recv(65_536).decode()
-
-
 def silent(running: Daemon) -> bool:
     """Whether no message comes any more from one that was stopped."""
     stopped = f"/proc/{running.process.pid}/stat"
     running.wait(lambda: ") T " in Path(stopped).read_text(), "the stop")
-    while select.select([running._ear], [], [], 0)[0]:
-        running._ear.recv(65_536)
-    return silent_ear(running, 0.5)
-
-
-def silent_ear(running: Daemon, for_s: float = 2.5) -> bool:
-    """Whether no message comes for a while."""
-    return not select.select([running._ear], [], [], for_s)[0]
+    running.take_heard()
+    return running.is_silent(0.5)
 
 
 # attack 39: what a dead host left is found, said and removed; nobody survives it.
@@ -233,7 +221,7 @@ def test_a_start_tells_how_far_it_is(tmp_path: Path) -> None:
     with starting(tmp_path, config) as running:
         told = running.hear("STATUS=starting 1 of 2")
         assert int(told["EXTEND_TIMEOUT_USEC"]) == 30_000_000
-        assert silent_ear(running)
+        assert running.is_silent()
         running.send(signal.SIGTERM)
         running.hear("STOPPING=1")
 
