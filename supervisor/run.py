@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, TypeVarTuple
 
 import trio
 
+from hostlib.handover import HandoverError
 from hostlib.journal import open_journal
 from hostlib.linux.descriptors import open_files_warnings
 from hostlib.log import Log, put_line
@@ -35,7 +36,6 @@ from supervisor.sandbox import groups
 from supervisor.sandbox.scratch import Scratch
 from supervisor.spawn.process import LaunchpadLost
 from supervisor.spawn.request import SpawnError
-from vfs.errors import HandoverError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence

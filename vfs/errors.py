@@ -36,7 +36,3 @@ class UnavailableError(Exception):
 
 class RightsError(Exception):
     """A document of rights that cannot be applied; the text says why."""
-
-
-class HandoverError(Exception):
-    """An object cannot be handed over, so the host stays with its program."""

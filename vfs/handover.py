@@ -13,23 +13,21 @@ from __future__ import annotations
 
 import os
 from itertools import count
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
 from hostlib.accounts import Reservation
+from hostlib.handover import HandoverError
 from vfs.backends import MODES, HostDirectory, MountDirectory
 from vfs.backends.host_file import HostHandle, StagedHandle, StagedState
 from vfs.clients import Client, OpenFile
-from vfs.errors import HandoverError
 from vfs.ledger import Ledger
 from vfs.places import Place
 from vfs.policy import Policy
 
 if TYPE_CHECKING:
     from vfs.filesystem import Filesystem
-
-T = TypeVar("T")
 
 POLICY_EXTRAS = ("image_tokens", "model", "quota", "tools")
 """The attributes of a policy beside its places: plain values, or sets of them."""
@@ -357,46 +355,3 @@ def enter_counters(fs: Filesystem, state: CounterState) -> None:
     """Set the counters to continue those of the program before (I4)."""
     fs.tables.client_ids = count(state.client)
     fs.tables.filenos = count(state.fileno)
-
-
-def text_as_bytes(value: object) -> object:
-    """Return a plain structure with bytes for text, so that it may be not UTF-8."""
-    match value:
-        case str():
-            return os.fsencode(value)
-        case dict():
-            return {text_as_bytes(k): text_as_bytes(v) for k, v in value.items()}
-        case list() | tuple():
-            return [text_as_bytes(item) for item in value]
-        case _:
-            return value
-
-
-def bytes_as_text(value: object) -> object:
-    """Return the inverse of ``text_as_bytes``, with lists for tuples."""
-    match value:
-        case bytes():
-            return os.fsdecode(value)
-        case dict():
-            return {bytes_as_text(k): bytes_as_text(v) for k, v in value.items()}
-        case list():
-            return [bytes_as_text(item) for item in value]
-        case _:
-            return value
-
-
-def state_from(left: object, form: type[T], what: str) -> T:
-    """Return a struct from the plain values of a hand-over.
-
-    Args:
-        left: the values.
-        form: the struct.
-        what: the name of the part, for the error.
-
-    Raises:
-        HandoverError: the values come from another version of the program.
-    """
-    try:
-        return msgspec.convert(left, form)
-    except msgspec.ValidationError as why:
-        raise HandoverError(f"cannot take {what} over: {why}") from None

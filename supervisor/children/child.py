@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, assert_never
 import trio
 
 from hostlib.clock import timestamp
+from hostlib.handover import HandoverError
 from hostlib.linux.syscalls import open_exactly
 from supervisor.children.child_limits import ChildLimits
 from supervisor.children.child_state import (
@@ -55,7 +56,6 @@ from supervisor.spawn.ends import Ends
 from supervisor.spawn.inner_pair import InnerListener
 from supervisor.spawn.process import LaunchpadLost, ProcessState
 from supervisor.spawn.request import SpawnError, SpawnRequest, find_executable
-from vfs.errors import HandoverError
 from vfs.policy import Policy, close_places
 
 if TYPE_CHECKING:

@@ -6,10 +6,9 @@ from typing import Any
 
 import msgspec
 
+from hostlib.handover import HandoverError, bytes_as_text, text_as_bytes
 from supervisor.fsproxy.session_state import SessionState  # noqa: TC001 - msgspec looks at it
 from supervisor.spec import ChildSpec
-from vfs.errors import HandoverError
-from vfs.handover import bytes_as_text, text_as_bytes
 
 
 class WallsState(msgspec.Struct):

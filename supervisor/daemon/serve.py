@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import trio
 
 from hostlib.activation import take_activated
+from hostlib.handover import HandoverError
 from hostlib.journal import KEEP, MAX_BYTES, SegmentJournal
 from hostlib.keys import KeyFileError, identify_key_file, restore_environment
 from hostlib.log import Log
@@ -69,7 +70,6 @@ from supervisor.observe.loop import Conditions, feed_watchdog
 from supervisor.observe.registry import attach_metrics
 from supervisor.run import complain, guarded, heeded_signals
 from supervisor.sandbox import groups
-from vfs.errors import HandoverError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable

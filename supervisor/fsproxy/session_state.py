@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from hostlib.handover import HandoverError
 from protocol import format_request
 from protocol.chat import ChatBody
 from supervisor.fsproxy.dispatch import HANDLERS
 from supervisor.fsproxy.replies import REPLACED
 from supervisor.fsproxy.transport import FileTransfer, TransferState
-from vfs.errors import HandoverError
 from vfs.handover import (
     ClientState,
     FileState,

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from hostlib.handover import HandoverError, state_from
 from supervisor.kept_children.kept_state import KeptState  # noqa: TC001 - msgspec looks
-from vfs.errors import HandoverError
-from vfs.handover import state_from
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection

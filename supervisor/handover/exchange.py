@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import trio
 
+from hostlib.handover import HandoverError
 from hostlib.threads import calls_at_work
 from supervisor.children.lifecycle import State
 from supervisor.control.server import OrderError
@@ -31,7 +32,6 @@ from supervisor.handover.next_program import become, own_program
 from supervisor.handover.state import encode, versions
 from supervisor.spawn.request import SpawnError, SpawnRequest
 from supervisor.spec import minimal_env
-from vfs.errors import HandoverError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

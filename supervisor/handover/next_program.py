@@ -18,10 +18,10 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
 
+from hostlib.handover import HandoverError
 from hostlib.linux.syscalls import close_at_exec
 from supervisor.handover.state import HostState, decode
 from supervisor.spawn.launchpad.start import LaunchpadProcess
-from vfs.errors import HandoverError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

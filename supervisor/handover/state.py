@@ -18,10 +18,10 @@ from typing import Any
 
 import msgspec
 
+from hostlib.handover import HandoverError
 from supervisor.children.child_state import ChildState  # noqa: TC001 - msgspec looks
 from supervisor.spawn.launcher import RecordState  # noqa: TC001 - msgspec looks
 from supervisor.spawn.launchpad import wire
-from vfs.errors import HandoverError
 from vfs.handover import (  # noqa: TC001 - msgspec looks
     CounterState,
     PlaceState,

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 import trio
 
+from hostlib.handover import HandoverError, text_as_bytes
 from hostlib.threads import in_thread
 from supervisor.children.lifecycle import START_PATIENCE_S, State
 from supervisor.children.specs import ChildOptions, make_spec, policy_options
@@ -24,8 +25,6 @@ from supervisor.kept_children.kept_state import KeptState
 from supervisor.kept_children.logs import Capture, ChildLog
 from supervisor.sandbox.scratch import Scratch
 from supervisor.spawn.restarts import TABLE, Action, Event, Phase, Restarts
-from vfs.errors import HandoverError
-from vfs.handover import text_as_bytes
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Mapping

@@ -10,12 +10,11 @@ from typing import Any
 
 import msgspec
 
+from hostlib.handover import HandoverError, bytes_as_text
 from supervisor.children.specs import ChildOptions
 from supervisor.config.child import ChildSection
 from supervisor.sandbox.scratch import ScratchState  # noqa: TC001 - msgspec looks at it
 from supervisor.spawn.restarts import RestartsState  # noqa: TC001 - as above
-from vfs.errors import HandoverError
-from vfs.handover import bytes_as_text
 
 
 class KeptState(msgspec.Struct):

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from hostlib.handover import HandoverError
 from supervisor.fsproxy.ports import Account
 from supervisor.llm.ledger import LedgerError
 from supervisor.llm.quota import Node
-from vfs.errors import HandoverError
 
 if TYPE_CHECKING:
     from supervisor.fsproxy.ports import ChildView

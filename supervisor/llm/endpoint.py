@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import trio
 
-from hostlib.gate import Gate
+from hostlib.handover import Gate
 from hostlib.listener import accept, contain_fault, listener_on
 from supervisor.fsproxy.ports import Doors
 from supervisor.llm.endpoint_call import Asker, answer

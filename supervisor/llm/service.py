@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from hostlib.handover import state_from
 from hostlib.keys import HANDED_OVER
 from supervisor.llm.accounts import NodeState, state_of
 from supervisor.llm.chat import answer
 from supervisor.llm.conversations import PlainDialogues
 from supervisor.llm.endpoint import EndpointState  # noqa: TC001 - msgspec
-from vfs.handover import state_from
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterator

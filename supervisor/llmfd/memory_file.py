@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 
-from vfs.errors import HandoverError
+from hostlib.handover import HandoverError
 
 PIECE_BYTES = 4 * 1024 * 1024
 """Bytes of one read or write."""

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 import hostlib.documents  # noqa: F401 - imported late by hosts without LLM fds
+from hostlib.handover import HandoverError
 from hostlib.journal import Journal
 from protocol import fdxml
 from supervisor.llmfd import (
@@ -42,7 +43,6 @@ from supervisor.llmfd.process import (  # noqa: TC001 - msgspec looks at them
     SharedState,
 )
 from supervisor.llmfd.threads import in_thread
-from vfs.errors import HandoverError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Mapping

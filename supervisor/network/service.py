@@ -19,6 +19,7 @@ import msgspec
 import trio
 
 from hostlib.accounts import Account
+from hostlib.handover import state_from
 from hostlib.threads import in_thread
 from supervisor.fsproxy.ports import NO_NAMES
 from supervisor.network.additions import (
@@ -48,7 +49,6 @@ from supervisor.network.settings import (
     SettingError,
     settings_from,
 )
-from vfs.handover import state_from
 
 if TYPE_CHECKING:
     from collections.abc import (

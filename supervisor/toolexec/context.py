@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from hostlib.fairness import Share
-from hostlib.gate import Gate
+from hostlib.handover import Gate
 from hostlib.log import put_line
 from hostlib.messages import is_json_log, json_line
 from protocol.toolexec import requests

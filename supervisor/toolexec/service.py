@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import trio
 
+from hostlib.handover import state_from
 from hostlib.listener import listener_on
 from supervisor.toolexec.connection import (
     Connection,
@@ -42,7 +43,6 @@ from supervisor.toolexec.reply_task import Task
 from supervisor.toolexec.routes import NoSidecars
 from supervisor.toolexec.server import Server
 from supervisor.toolexec.slots import Slots
-from vfs.handover import state_from
 
 if TYPE_CHECKING:
     from collections.abc import (

@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import trio
 
+from hostlib.handover import state_from
 from supervisor.sandbox.scratch import Scratch, ScratchState
 from supervisor.spawn.process import ProcessState  # noqa: TC001 - msgspec
 from supervisor.toolexec.backends.local import LocalSidecar
 from supervisor.toolexec.kinds import ALL_TOOLS
 from supervisor.toolexec.routes import RefusedError, candidates, unavailable
 from supervisor.toolexec.supervision import supervise
-from vfs.handover import state_from
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Iterator, Mapping

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
+from hostlib.handover import HandoverError
 from hostlib.threads import count_sleeps, in_thread
 from supervisor.toolexec.output.quota import LEAST_FILE_BYTES, STEP_BYTES
-from vfs.errors import HandoverError
 from vfs.mounts import mount_of
 
 if TYPE_CHECKING:

@@ -23,6 +23,7 @@ from typing import Any
 import msgspec
 import trio
 
+from hostlib.handover import HandoverError
 from hostlib.journal import open_journal
 from hostlib.log import Log
 from supervisor.control.server import serve_control
@@ -42,7 +43,6 @@ from supervisor.sandbox.plan import PROFILES
 from supervisor.spawn.launchpad.start import LaunchpadProcess, start_launchpad
 from supervisor.spec import ChildSpec, minimal_env
 from supervisor.workspace.use import WorkspaceUse
-from vfs.errors import HandoverError
 
 
 def say(text: str) -> None:

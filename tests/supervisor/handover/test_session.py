@@ -4,12 +4,12 @@ import pytest
 import trio
 import trio.testing
 
+from hostlib.handover import HandoverError
 from supervisor.fsproxy.replies import REPLACED
 from supervisor.fsproxy.session_state import SessionState, is_at_work, snapshot_work
 from supervisor.handover.exchange import replace
 from supervisor.handover.next_program import Program
 from tests.helpers.sessions import Hall, hall
-from vfs.errors import HandoverError
 from vfs.handover import ClientState
 
 __all__ = ["hall"]

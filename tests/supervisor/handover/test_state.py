@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hostlib.handover import HandoverError, bytes_as_text, text_as_bytes
 from supervisor.children.child_state import restore_spec, snapshot_spec
 from supervisor.handover import state as handover_state
 from supervisor.handover.state import (
@@ -16,15 +17,12 @@ from supervisor.handover.state import (
 )
 from supervisor.sandbox.plan import PROFILES
 from supervisor.spec import ChildSpec
-from vfs.errors import HandoverError
 from vfs.handover import (
     CounterState,
-    bytes_as_text,
     place_from,
     place_state,
     policy_from,
     policy_state,
-    text_as_bytes,
 )
 from vfs.mounts import mount_of
 from vfs.policy import Policy, close_places, open_place

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from hostlib.handover import HandoverError
 from supervisor.handover.exchange import FREE_DESCRIPTORS, check_room
 from supervisor.handover.state import versions
 from tests.helpers.replacing import Hand, Replaced, hands, replaced
-from vfs.errors import HandoverError
 
 pytestmark = pytest.mark.slow
 
