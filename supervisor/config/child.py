@@ -19,7 +19,7 @@ from hostlib.user_values import (
     parse_size,
 )
 from supervisor.config.read import directory_fault
-from supervisor.spawn.restart_policies import RESTARTS, is_restarted
+from supervisor.spawn.restart_policies import RESTARTS, may_come_back
 from supervisor.spawn.restarts import RestartPolicy
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def odd_restarts(children: Mapping[str, ChildSection]) -> Iterator[tuple[str, st
     """Yield (key, text) of children whose restarts would never end."""
     for name, child in children.items():
         try:
-            comes_back = child.restart in RESTARTS and is_restarted(child.restart, 1)
+            comes_back = may_come_back(child.restart)
             is_endless = comes_back and restart_policy(child).is_endless()
         except OptionError:
             continue  # reported as a fault

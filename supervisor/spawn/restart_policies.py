@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-_RESTART_RULES: Mapping[str, Callable[[int], bool]] = MappingProxyType(
+RULES: Mapping[str, Callable[[int], bool]] = MappingProxyType(
     {
         "no": lambda _status: False,
         "on-failure": lambda status: status > 0,
@@ -21,8 +21,11 @@ _RESTART_RULES: Mapping[str, Callable[[int], bool]] = MappingProxyType(
 )
 """Of each policy, whether a child that ended with such a status is started again."""
 
-RESTARTS = tuple(_RESTART_RULES)
+RESTARTS = tuple(RULES)
 """The names of all policies, as the configuration and the commands spell them."""
+
+_STATUSES = range(256)
+"""Every status that a shell sees."""
 
 _KILLED = 128 + 9
 """Status of a child whose node was lost: the node's fence has killed it."""
@@ -35,7 +38,15 @@ def is_restarted(restart: str, status: int) -> bool:
         restart: a policy.
         status: of the child, as a shell sees it.
     """
-    return _RESTART_RULES[restart](status)
+    return RULES[restart](status)
+
+
+def may_come_back(restart: str) -> bool:
+    """Tell whether there is an end after which a child is started again.
+
+    A word that is no policy brings none back.
+    """
+    return restart in RULES and any(map(RULES[restart], _STATUSES))
 
 
 def is_placed_again(restart: str) -> bool:
@@ -43,4 +54,4 @@ def is_placed_again(restart: str) -> bool:
 
     One whose policy is none is not: its node has told that it cannot start.
     """
-    return restart in _RESTART_RULES and is_restarted(restart, _KILLED)
+    return restart in RULES and is_restarted(restart, _KILLED)
