@@ -1,7 +1,8 @@
 """The table of the FS Proxy wire: each command word, its parameters and its reply.
 
 ``COMMANDS`` is the only list of commands.  The parser and the formatter (``grammar``)
-and the reference (``reference``) read it, and name no command themselves.
+and the reference (``reference``) read it.  The grammar names three: OPEN, whose line has
+a form of its own, WRITE and LLM_CHAT, which have checks that no row says.
 
 Beside it, the pieces of an error's reply line.  A peer's text passes ``echo`` before it
 stands in one (spec F6).

@@ -231,7 +231,10 @@ def refuse_unknown(message: m.Request) -> m.Refusal:
 
 
 def _drop_claim(message: m.Request) -> m.Request:
-    """Return a request without its claim of the top level (spec N3, A5)."""
+    """Return a request without its claim of the top level (spec N3, A5).
+
+    Precondition: a request that can claim it has the attribute ``flag`` for that alone.
+    """
     if getattr(message, "flag", False) is False:
         return message
     without: Any = copy(message)

@@ -114,12 +114,16 @@ async def test_a_file_is_not_published_when_the_lease_is_over(stage: Stage) -> N
 
 
 # spec FL6
-async def test_reading_goes_on(stage: Stage) -> None:
+async def test_reading_and_syncing_go_on(stage: Stage) -> None:
     (stage.root / "old").write_bytes(b"old")
     lease = Lease(stage.host.fence)
     child = await stage.puppet(fleet=LIFE)
+    fileno = await child.open(b"new", b"w")
+    assert await child.ask(b"WRITE %d 2\nab" % fileno) == b"OK 2"
     lease.is_over = True
-    assert await child.ask(b"OPEN old r false\n") != b""
+    assert (await child.ask(b"OPEN old r false\n")).startswith(b"OK ")
+    # Accepted bytes are made durable, which changes nothing.
+    assert await child.ask(b"SYNC %d\n" % fileno) == b"OK"
     await child.kill()
 
 
