@@ -17,22 +17,41 @@ import errno
 import os
 import time
 from itertools import count
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
+import msgspec
+
+from hostlib.accounts import Reservation
 from hostlib.clock import timestamp
 from hostlib.file_closing import frees_much
+from hostlib.handover import HandoverError
 from protocol.limits import FIRST_FILENO
+from vfs.backends import MODES
+from vfs.backends.host_file import HostHandle, StagedHandle, StagedState
 from vfs.errors import AccessDeniedError
+from vfs.ledger import Ledger, LedgerState
 
 if TYPE_CHECKING:
-    from hostlib.accounts import Reservation
     from vfs.backends import Handle, Mode, Removed
-    from vfs.ledger import Ledger
     from vfs.places import Place
     from vfs.policy import Policy
 
 
 _now = time.time
+
+
+class ClientState(LedgerState, kw_only=True):
+    """A client with its ledger; see ``Client``.
+
+    Attributes:
+        policy: the number of its policy, as in ``handover.Numbering``.
+    """
+
+    id: str
+    pipe_id: str
+    pid: int | None
+    connected_at: float
+    policy: int
 
 
 class Client:
@@ -81,6 +100,30 @@ class Client:
         self.files: dict[int, OpenFile] = {}
         self.connected_at = time.time()
 
+    def snapshot(self, policy: int) -> ClientState:
+        """Return the client for the next program, without its files.
+
+        Args:
+            policy: the number of its policy.
+        """
+        return ClientState(
+            id=self.id,
+            pipe_id=self.pipe_id,
+            pid=self.pid,
+            connected_at=self.connected_at,
+            policy=policy,
+            **msgspec.structs.asdict(self.ledger.snapshot()),
+        )
+
+    @classmethod
+    def restore(cls, state: ClientState, policy: Policy, parent: Client | None) -> Self:
+        """Return the client of the program before; it is in no table yet."""
+        ledger = Ledger.restore(state, None if parent is None else parent.ledger)
+        client = cls(state.id, state.pipe_id, policy, ledger, parent)
+        client.pid = state.pid
+        client.connected_at = state.connected_at
+        return client
+
     def row(self) -> dict[str, object]:
         """Return the client as the contract's JSON object."""
         return {
@@ -91,6 +134,36 @@ class Client:
             "parent_id": self.parent.id if self.parent is not None else None,
             "pid": self.pid,
         }
+
+
+class FileState(msgspec.Struct):
+    """An open file; see ``OpenFile``.
+
+    Attributes:
+        fd: its descriptor, whose number and locks stay across exec(2).
+        place: the number of its place, as in ``handover.Numbering``.
+        is_counted: a ledger is charged for its growth.
+        staged: the rest of a staged file.
+        has_reserved: a directory entry is reserved for it.
+        is_removed: its client removed its last name.
+    """
+
+    fileno: int
+    name: bytes
+    mode: str
+    opened_at: float
+    is_top_level: bool
+    fd: int
+    offset: int
+    place: int | None
+    is_counted: bool
+    staged: StagedState | None = None
+    has_reserved: bool = False
+    is_removed: bool = False
+
+    def descriptors(self) -> tuple[int, ...]:
+        """Return the descriptors that the file owns."""
+        return (self.fd,) if self.staged is None else (self.fd, self.staged.dir_fd)
 
 
 class OpenFile:
@@ -170,6 +243,61 @@ class OpenFile:
             or durability != "none"
             or handle.mount.is_distant
         )
+
+    def snapshot(self, place: int | None) -> FileState:
+        """Return the file for the next program.
+
+        Args:
+            place: the number of its place.
+
+        Raises:
+            HandoverError: the file has no descriptor, or must still be truncated.
+        """
+        handle = self.handle
+        if not isinstance(handle, HostHandle) or handle.fd < 0 or self.must_empty:
+            raise HandoverError(f"file {self.fileno} is not one that can change hands")
+        return FileState(
+            fileno=self.fileno,
+            name=self.name,
+            mode=self.mode.text,
+            opened_at=self.opened_at,
+            is_top_level=self.is_top_level,
+            fd=handle.fd,
+            offset=self.offset,
+            place=place,
+            is_counted=self.ledger is not None,
+            staged=handle.snapshot() if isinstance(handle, StagedHandle) else None,
+            has_reserved=self.entry is not None,
+            is_removed=self.ledger is not None and self.ledger.open.has_removed(self),
+        )
+
+    @classmethod
+    def restore(cls, state: FileState, client: Client, place: Place | None) -> Self:
+        """Return the file of the program before; it is charged, and in no table yet."""
+        ledger = client.ledger
+        handle = (
+            HostHandle(state.fd, os.fstat(state.fd))
+            if state.staged is None
+            else StagedHandle(
+                state.fd, state.staged, None if place is None else place.user
+            )
+        )
+        file = cls(
+            state.fileno,
+            state.name,
+            MODES[state.mode.encode()],
+            client,
+            handle,
+            state.is_top_level,
+            place,
+            ledger if state.is_counted else None,
+            state.staged is not None,
+        )
+        file.opened_at = state.opened_at
+        file.offset = state.offset
+        if state.has_reserved:
+            file.entry = Reservation([(account, 1) for account in ledger.files.path()])
+        return file
 
     def read(self, size: int) -> bytes | bytearray:
         """Read at the offset and move it; fewer bytes only at the end (spec R1).
@@ -367,6 +495,13 @@ class OpenFile:
         return self.handle.fd < 0 or not frees_much(self.handle.fd)
 
 
+class CounterState(msgspec.Struct):
+    """The next client id and fileno, which are never given twice (I4)."""
+
+    client: int
+    fileno: int
+
+
 class Tables:
     """All clients and all open files of one host.
 
@@ -381,6 +516,19 @@ class Tables:
         self.files: dict[int, OpenFile] = {}
         self.client_ids = count(1)
         self.filenos = count(FIRST_FILENO)
+
+    def snapshot(self) -> CounterState:
+        """Return the counters for the next program; each skips a number."""
+        return CounterState(next(self.client_ids), next(self.filenos))
+
+    def restore(self, state: CounterState) -> None:
+        """Continue the counters of the program before (I4)."""
+        self.client_ids = count(state.client)
+        self.filenos = count(state.fileno)
+
+    def sort_files(self) -> None:
+        """Put restored files in the order in which they were opened."""
+        self.files = dict(sorted(self.files.items()))
 
     def new_client_id(self) -> str:
         """Return an id that no client has had."""

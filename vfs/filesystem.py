@@ -21,7 +21,15 @@ import trio
 
 from hostlib.threads import in_thread
 from vfs.backends import KEPT, MODES, UnflushedError
-from vfs.clients import Client, OpenFile, Tables, file_row
+from vfs.clients import (
+    Client,
+    ClientState,
+    CounterState,
+    FileState,
+    OpenFile,
+    Tables,
+    file_row,
+)
 from vfs.errors import AccessDeniedError
 from vfs.ledger import turn_of
 from vfs.names import credit
@@ -53,6 +61,9 @@ _MODES = {**MODES, KEPT_WORD: KEPT}
 __all__ = [
     "KEPT_WORD",
     "Client",
+    "ClientState",
+    "CounterState",
+    "FileState",
     "Filesystem",
     "Observer",
     "OpenFile",
@@ -122,6 +133,17 @@ class Filesystem:
         else:
             self.hold(client, ATTACHED_DESCRIPTORS)
             client.parent.nested.append(client)
+
+    def restore_file(
+        self, client: Client, state: FileState, place: Place | None
+    ) -> None:
+        """Put a file of the program before into the tables; it is charged already."""
+        file = OpenFile.restore(state, client, place)
+        self.tables.files[file.fileno] = client.files[file.fileno] = file
+        if file.staged:
+            self.hold(client, 1)
+        if file.ledger is not None:
+            file.ledger.open.add(file, is_removed=state.is_removed)
 
     def hold(self, client: Client, count: int) -> None:
         """Charge descriptors that a client holds beside its files."""

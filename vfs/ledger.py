@@ -7,8 +7,9 @@ A use is charged to the client and to all its ancestors in one step, or to none 
 from __future__ import annotations
 
 from contextlib import AbstractAsyncContextManager, nullcontext
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, Self
 
+import msgspec
 import trio
 
 from hostlib.accounts import Account
@@ -90,6 +91,21 @@ class OpenSet:
         was_removed = identity in self.removed
         self.removed.discard(identity)
         return was_removed
+
+
+class LedgerState(msgspec.Struct, kw_only=True):
+    """A ledger; see ``Ledger``.
+
+    Attributes:
+        limits: of its accounts, in their order.
+        used: the same for their use.
+        file_bytes: the largest size of a file.
+    """
+
+    limits: tuple[int | None, ...]
+    used: list[int]
+    file_bytes: int | None = None
+    before: tuple[int, int, int] | None = None
 
 
 class Ledger:
@@ -179,6 +195,32 @@ class Ledger:
             )
         if self.turn is None and (self.bounds_size or self.bounds_files):
             self.turn = Turn()
+
+    def snapshot(self) -> LedgerState:
+        """Return the ledger for the next program, without those above."""
+        return LedgerState(
+            limits=tuple(account.limit for account in self.accounts),
+            used=[account.used for account in self.accounts],
+            file_bytes=self.max_file_bytes,
+            before=self.before,
+        )
+
+    @classmethod
+    def restore(cls, state: LedgerState, parent: Ledger | None) -> Self:
+        """Return the ledger of the program before, with its use."""
+        open_files, clients, size_bytes, files = state.limits
+        ledger = cls(
+            parent,
+            open_files=open_files,
+            clients=clients,
+            size_bytes=size_bytes,
+            files=files,
+            file_bytes=state.file_bytes,
+        )
+        for account, used in zip(ledger.accounts, state.used, strict=True):
+            account.used = used  # those above have theirs already
+        ledger.before = state.before
+        return ledger
 
     @property
     def accounts(self) -> Accounts:

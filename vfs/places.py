@@ -17,8 +17,11 @@ import contextlib
 import errno
 import os
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
+import msgspec
+
+from hostlib.handover import HandoverError
 from hostlib.linux.resolve import check_name, open_beneath
 from vfs.backends import HostDirectory, MountDirectory
 from vfs.errors import AccessDeniedError
@@ -34,6 +37,31 @@ ODD = re.compile(rb"/(?:/|\.{1,2}(?:/|\Z)|\Z)")
 PUBLISH_DIRECT = "direct"
 PUBLISH_ON_CLOSE = "on-close"
 DURABILITY = ("none", "close", "write")
+
+
+class PlaceState(msgspec.Struct):
+    """A place; see ``Place``.
+
+    Attributes:
+        fd: its held directory, by the number that it keeps across exec(2).
+        beneath: names are resolved beneath that.
+        flags: O_* flags of every open there.
+        is_mount: the directory is one of a mount.
+        user: of that mount.
+    """
+
+    fd: int
+    beneath: bool
+    flags: int
+    prefixes: tuple[bytes, ...]
+    only: bytes | None
+    read: bool
+    write: bool
+    relative: bytes | None
+    publish: str
+    durability: str
+    is_mount: bool = False
+    user: int | None = None
 
 
 class Place:
@@ -94,6 +122,56 @@ class Place:
         self.identity = backend.identity()
         self.is_distant = backend.is_distant
         self.is_lasting = backend.is_lasting
+
+    def snapshot(self) -> PlaceState:
+        """Return the place for the next program.
+
+        Raises:
+            HandoverError: the place is no directory of the host.
+        """
+        backend = self.backend
+        if not isinstance(backend, HostDirectory):
+            raise HandoverError(f"a place of kind {type(backend).__name__} stays here")
+        return PlaceState(
+            fd=backend.dir_fd,
+            beneath=backend.beneath,
+            flags=backend.flags,
+            prefixes=self.prefixes,
+            only=self.only,
+            read=self.read,
+            write=self.write,
+            relative=self.relative,
+            publish=self.publish,
+            durability=self.durability,
+            is_mount=isinstance(backend, MountDirectory),
+            user=self.user,
+        )
+
+    @classmethod
+    def restore(cls, state: PlaceState) -> Self:
+        """Return the place of the program before; its path is not resolved again."""
+        follow = not state.flags & os.O_NOFOLLOW
+        backend = (
+            MountDirectory(state.fd, state.user, follow=follow)
+            if state.is_mount
+            else HostDirectory(state.fd, beneath=state.beneath, follow=follow)
+        )
+        return cls(
+            backend,
+            state.prefixes,
+            only=state.only,
+            read=state.read,
+            write=state.write,
+            relative=state.relative,
+            publish=state.publish,
+            durability=state.durability,
+        )
+
+    @property
+    def user(self) -> int | None:
+        """The user of its mount; None for this process's user."""
+        backend = self.backend
+        return backend.user if isinstance(backend, MountDirectory) else None
 
     def fill(self, dir_fd: int) -> None:
         """Hold the mount that the child has made; the place was empty before."""

@@ -20,6 +20,7 @@ import os
 from binascii import Error as Base64Error
 from binascii import a2b_base64
 from functools import partial
+from typing import TYPE_CHECKING, Self
 
 import msgspec
 
@@ -33,10 +34,14 @@ from vfs.places import (
     PUBLISH_DIRECT,
     PUBLISH_ON_CLOSE,
     Place,
+    PlaceState,
     close_places,
     open_directory,
     open_place,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
 
 __all__ = [
     "DURABILITY",
@@ -46,7 +51,9 @@ __all__ = [
     "Ledger",
     "MountDirectory",
     "Place",
+    "PlaceState",
     "Policy",
+    "PolicyState",
     "Rights",
     "close_places",
     "is_staged",
@@ -56,6 +63,30 @@ __all__ = [
     "open_directory",
     "open_place",
 ]
+
+
+class UseState(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The rights of a policy beside its places; see ``Policy``."""
+
+    image_tokens: int | None = None
+    model: str | None = None
+    quota: float | None = None
+    tools: frozenset[str] | None = None
+
+
+class PolicyState(msgspec.Struct):
+    """A policy; its places are numbers, as in ``handover.Numbering``.
+
+    Attributes:
+        cwd_fd: the start of relative names in the top-level view.
+        more: its rights beside places.
+    """
+
+    top_level: bool
+    cwd_fd: int
+    places: list[int]
+    root: int | None
+    more: UseState = UseState()
 
 
 class Policy:
@@ -111,6 +142,51 @@ class Policy:
         self.root = root if root is not None else places[0] if places else None
         self.is_distant = any(place.is_distant for place in places)
         _share_rights(places)
+
+    def snapshot(self, number: Callable[[Place], int]) -> PolicyState:
+        """Return the policy for the next program.
+
+        Args:
+            number: returns the number of a place.
+
+        Raises:
+            HandoverError: a place is no directory of the host.
+        """
+        return PolicyState(
+            top_level=self.top_level,
+            cwd_fd=self.host.dir_fd,
+            places=[number(place) for place in self.places],
+            root=None if self.root is None else number(self.root),
+            more=UseState(
+                image_tokens=self.image_tokens,
+                model=self.model,
+                quota=self.quota,
+                tools=self.tools,
+            ),
+        )
+
+    @classmethod
+    def restore(cls, state: PolicyState, places: Sequence[Place]) -> Self:
+        """Return the policy of the program before.
+
+        Args:
+            state: the policy.
+            places: all places, by their numbers.
+        """
+        policy = cls(
+            (),
+            top_level=state.top_level,
+            cwd_fd=state.cwd_fd,
+            root=None if state.root is None else places[state.root],
+            tools=state.more.tools,
+            model=state.more.model,
+            quota=state.more.quota,
+            image_tokens=state.more.image_tokens,
+        )
+        # Not by the constructor: places in one another have shared their rights already.
+        policy.places = tuple(places[number] for number in state.places)
+        policy.is_distant = any(place.is_distant for place in policy.places)
+        return policy
 
     @property
     def has_root(self) -> bool:

@@ -22,23 +22,13 @@ from protocol.chat import ChatBody
 from supervisor.fsproxy.dispatch import HANDLERS
 from supervisor.fsproxy.replies import REPLACED
 from supervisor.fsproxy.transport import FileTransfer, TransferState
-from vfs.handover import (
-    ClientState,
-    FileState,
-    client_from,
-    client_state,
-    enter_client,
-    enter_file,
-    file_state,
-    ledger_from,
-)
+from vfs.filesystem import Client, ClientState, FileState
 from vfs.policy import Policy
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from supervisor.fsproxy.session import Session
-    from vfs.clients import Client
     from vfs.filesystem import Filesystem
     from vfs.handover import Numbered, Numbering
 
@@ -142,7 +132,7 @@ def snapshot_session(session: Session, numbers: Numbering) -> SessionState:
     owns = [numbers.number_owned_place(place) for place in places]
     policy = NO_POLICY if is_over else numbers.number_policy(client.policy)
     state = SessionState(
-        client=client_state(client, policy),
+        client=client.snapshot(policy),
         dialect=session.dialect,
         read_fd=session.read_fd,
         write_fd=session.write_fd,
@@ -161,7 +151,7 @@ def snapshot_session(session: Session, numbers: Numbering) -> SessionState:
         return state
     for file in client.files.values():
         place = None if file.place is None else numbers.number_place(file.place)
-        taken = file_state(file, place)
+        taken = file.snapshot(place)
         numbers.fds.update(taken.descriptors())
         state.files.append(taken)
     snapshot_work(session, state)
@@ -242,20 +232,19 @@ def restore_session(
     """
     is_over = state.closed is not None
     above = None if parent is None else parent.client
-    ledger = ledger_from(state.client, None if above is None else above.ledger)
     policy = Policy(()) if is_over else numbered.policies[state.client.policy]
-    client = client_from(state.client, policy, ledger, above)
+    client = Client.restore(state.client, policy, above)
     session = open_session(client, (state.read_fd, state.write_fd), state.dialect)
     session.parent = parent
     session.narrowed_places = tuple(numbered.places[n] for n in state.owns)
     if state.closed is not None:
         session.mark_over(state.closed)
         return session
-    enter_client(fs, client)
+    fs.enter(client)
     fs.hold(client, len(session.narrowed_places))
     for file in state.files:
         place = None if file.place is None else numbered.places[file.place]
-        enter_file(fs, client, file, place)
+        fs.restore_file(client, file, place)
     return session
 
 

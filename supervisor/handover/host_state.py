@@ -18,14 +18,7 @@ from supervisor.children.child import Child
 from supervisor.fsproxy.ports import Portable
 from supervisor.handover.state import HostState
 from supervisor.spawn.launchpad import wire
-from vfs.handover import (
-    Numbered,
-    Numbering,
-    counter_state,
-    enter_counters,
-    place_from,
-    policy_from,
-)
+from vfs.handover import Numbered, Numbering
 
 if TYPE_CHECKING:
     from supervisor.host import Host
@@ -51,7 +44,7 @@ def snapshot_host(host: Host) -> HostState:
         launchpad_fd=launchpad_fd,
         last_ident=last_ident,
         next_child=host.next_child,
-        counters=counter_state(host.fs),
+        counters=host.fs.tables.snapshot(),
         records=records,
         places=numbers.places,
         policies=numbers.policies,
@@ -80,10 +73,8 @@ async def restore_host(host: Host, state: HostState) -> list[Child]:
     for fd in state.fds:
         host.baseline.descriptors.pop(fd, None)
     host.next_child = state.next_child
-    enter_counters(host.fs, state.counters)
-    places = [place_from(place) for place in state.places]
-    policies = [policy_from(policy, places) for policy in state.policies]
-    numbered = Numbered(places, policies)
+    host.fs.tables.restore(state.counters)
+    numbered = Numbered.restore(state.places, state.policies)
     children: list[Child] = []
     for left in state.children:
         child = Child.restore(host, left, numbered, host.children, host.tell_overdue)
@@ -93,9 +84,7 @@ async def restore_host(host: Host, state: HostState) -> list[Child]:
         if isinstance(service, Portable):
             await service.all_entered()
     await _end_untaken(host.launcher)
-    files = sorted(host.fs.tables.files.items())
-    host.fs.tables.files.clear()
-    host.fs.tables.files.update(files)
+    host.fs.tables.sort_files()
     host.journal.write(
         "host.replaced", generation=state.generation, children=len(state.children)
     )

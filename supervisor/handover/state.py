@@ -22,11 +22,8 @@ from hostlib.handover import HandoverError
 from supervisor.children.child_state import ChildState  # noqa: TC001 - msgspec looks
 from supervisor.spawn.launcher import RecordState  # noqa: TC001 - msgspec looks
 from supervisor.spawn.launchpad import wire
-from vfs.handover import (  # noqa: TC001 - msgspec looks
-    CounterState,
-    PlaceState,
-    PolicyState,
-)
+from vfs.filesystem import CounterState  # noqa: TC001 - msgspec looks
+from vfs.policy import PlaceState, PolicyState  # noqa: TC001 - msgspec looks
 
 VERSION = 5
 """Version of the form below."""

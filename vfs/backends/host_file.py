@@ -165,9 +165,10 @@ class StagedHandle(HostHandle):
     Args:
         fd: the file; owned from now on.
         state: the rest of its state.
+        user: the user that publishes it; None for this process's user.
 
     Attributes:
-        user: the user that publishes it; None for this process's user.
+        user: as above.
     """
 
     __slots__ = (
@@ -179,9 +180,9 @@ class StagedHandle(HostHandle):
         "user",
     )
 
-    def __init__(self, fd: int, state: StagedState) -> None:
+    def __init__(self, fd: int, state: StagedState, user: int | None = None) -> None:
         super().__init__(fd, os.fstat(fd))
-        self.user: int | None = None
+        self.user = user
         self._place_fd = state.place_fd
         self._dir_fd = state.dir_fd
         self._last = state.last

@@ -10,7 +10,7 @@ from supervisor.fsproxy.session_state import SessionState, is_at_work, snapshot_
 from supervisor.handover.exchange import replace
 from supervisor.handover.next_program import Program
 from tests.helpers.sessions import Hall, hall
-from vfs.handover import ClientState
+from vfs.filesystem import ClientState
 
 __all__ = ["hall"]
 
@@ -18,7 +18,15 @@ __all__ = ["hall"]
 def empty() -> SessionState:
     """A conversation in which nothing is under way."""
     limits = (None, None, None, None)
-    client = ClientState("c1", "child-1:socketpair", 1, 0.0, 0, limits, [0] * 4)
+    client = ClientState(
+        id="c1",
+        pipe_id="child-1:socketpair",
+        pid=1,
+        connected_at=0.0,
+        policy=0,
+        limits=limits,
+        used=[0] * 4,
+    )
     return SessionState(client, 2, -1, -1, False, False, 0, [], [])
 
 

@@ -17,13 +17,8 @@ from supervisor.handover.state import (
 )
 from supervisor.sandbox.plan import PROFILES
 from supervisor.spec import ChildSpec
-from vfs.handover import (
-    CounterState,
-    place_from,
-    place_state,
-    policy_from,
-    policy_state,
-)
+from vfs.filesystem import CounterState
+from vfs.handover import Numbered, Numbering
 from vfs.mounts import mount_of
 from vfs.policy import Policy, close_places, open_place
 
@@ -94,9 +89,10 @@ def test_a_place_that_may_wait_is_one_for_the_next_program_too(
         monkeypatch.setattr(mount, "is_distant", is_distant)
         place = open_place(str(tmp_path), read=True, relative=b"")
         try:
-            taken = policy_state(Policy((place,)), [0], 0)
+            numbers = Numbering()
+            number = numbers.number_policy(Policy((place,)))
             # Its descriptor is the one that the place before had.
-            policy = policy_from(taken, [place_from(place_state(place))])
-            assert policy.is_distant is is_distant
+            numbered = Numbered.restore(numbers.places, numbers.policies)
+            assert numbered.policies[number].is_distant is is_distant
         finally:
             close_places((place,))

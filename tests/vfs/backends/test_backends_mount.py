@@ -21,7 +21,6 @@ from tests.helpers.trees import (
 from vfs.backends import HostDirectory, MountDirectory
 from vfs.backends.fsuser import act_as
 from vfs.errors import AccessDeniedError
-from vfs.handover import place_from, place_state
 from vfs.mounts import mount_of
 from vfs.places import Place
 
@@ -171,7 +170,7 @@ def test_a_place_is_taken_over_with_its_user(
 ) -> None:
     place = Place(mount, (b"/base",), read=True, write=True, relative=b"")
     assert place.is_lasting
-    again = place_from(place_state(place))
+    again = Place.restore(place.snapshot())
     assert isinstance(again.backend, MountDirectory)
     assert again.is_lasting
     assert again.identity == place.identity
