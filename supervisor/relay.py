@@ -31,9 +31,9 @@ from protocol.toolexec.token import narrow_token
 from supervisor.run import (
     HOST_FAILED,
     complain,
-    guarded,
     heeded_signals,
     innermost,
+    run_program,
 )
 from supervisor.sandbox import start as sandbox_start
 from supervisor.sandbox.groups import GroupBounds
@@ -103,7 +103,7 @@ def run_nested(
     try:
         with _directory_of_its_own() as tmp:
             nested = Nested(command, rights, fds, tmp, shown or Shown())
-            status = guarded("relay", _relay_or_say_why, launchpad, nested)
+            status = run_program("relay", _relay_or_say_why, launchpad, nested)
     except OSError as why:
         where = os.environ.get("TMPDIR")
         text = (

@@ -94,7 +94,7 @@ def run_children(command: str, launchpad: LaunchpadProcess, options: RunOptions)
     """
     if options.log_json:  # by the operator's word; else its own lines are for people
         set_json_log(as_json=True)
-    status = guarded(command, _run, command, launchpad, options)
+    status = run_program(command, _run, command, launchpad, options)
     if options.workspaces:
         from supervisor.workspace.outcome import end_run  # noqa: PLC0415 - with one
 
@@ -112,10 +112,10 @@ def _write_event(command: str, path: str | None, event: str, **fields: object) -
         with contextlib.closing(open_journal(path, tell)) as journal:
             journal.write(event, **fields)
     except OSError as why:
-        tell(what_failed(why))
+        tell(describe_failure(why))
 
 
-def guarded(
+def run_program(
     command: str, program: Callable[[*Ts], Awaitable[int]], *arguments: *Ts
 ) -> int:
     """Return the status of a Trio program; print its failure in one line.
@@ -136,7 +136,7 @@ def guarded(
         if isinstance(why, SpawnError):
             status = why.exit_status
     except* OSError as group:
-        complain(command, what_failed(innermost(group)))
+        complain(command, describe_failure(innermost(group)))
     return status
 
 
@@ -148,7 +148,7 @@ def innermost(group: BaseExceptionGroup[BaseException]) -> BaseException:
     return why
 
 
-def what_failed(why: BaseException) -> str:
+def describe_failure(why: BaseException) -> str:
     """Word an error of the system with what it was about."""
     if not isinstance(why, OSError) or not why.strerror:
         return str(why)

@@ -23,8 +23,8 @@ import msgspec
 
 from hostlib.accounts import Reservation
 from hostlib.clock import timestamp
-from hostlib.file_closing import frees_much
 from hostlib.handover import HandoverError
+from hostlib.large_files import frees_much
 from protocol.limits import FIRST_FILENO
 from vfs.backends import MODES
 from vfs.backends.host_file import HostHandle, StagedHandle, StagedState

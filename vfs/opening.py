@@ -14,7 +14,7 @@ import errno
 import os
 from typing import TYPE_CHECKING
 
-from hostlib.file_closing import INLINE_TRUNCATE_BYTES
+from hostlib.large_files import INLINE_TRUNCATE_BYTES
 from vfs.errors import AccessDeniedError
 from vfs.places import PUBLISH_ON_CLOSE
 

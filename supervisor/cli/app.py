@@ -56,9 +56,13 @@ COMMANDS: dict[str, dict[str, Entry]] = {
     },
     "Inside a child": {
         "relay": Entry("relay", "Run a nested child with at most these rights."),
-        "fs": Entry("inside", "Read and write files: cat, put, ls, stat, cp ..."),
-        "llm": Entry("inside", "Ask the model: chat, quota, config."),
-        "fd": Entry("inside", "Page through large contents: read, search, wrap ..."),
+        "fs": Entry(
+            "child_commands", "Read and write files: cat, put, ls, stat, cp ..."
+        ),
+        "llm": Entry("child_commands", "Ask the model: chat, quota, config."),
+        "fd": Entry(
+            "child_commands", "Page through large contents: read, search, wrap ..."
+        ),
         "mcp": Entry("fds", "Serve LLM fds to an MCP client on stdin and stdout."),
     },
     "Workspaces": {

@@ -1,4 +1,4 @@
-"""``sandhost mcp``: LLM fds for an MCP client (``sandhost fd`` is in ``inside``)."""
+"""``sandhost mcp``: LLM fds for an MCP client; ``sandhost fd`` runs elsewhere."""
 
 from __future__ import annotations
 

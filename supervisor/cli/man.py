@@ -14,8 +14,8 @@ import click
 
 from hostlib.messages import CommandError, print_text, remedy
 from supervisor.cli.app import ABOUT, COMMANDS, app
+from supervisor.cli.child_commands import ChildCommand
 from supervisor.cli.help import Command
-from supervisor.cli.inside import Inside
 from supervisor.cli.options import directories
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ def _subcommands(ctx: click.Context, group: click.Group) -> list[str]:
 def _command_page(ctx: click.Context, about: str) -> str:
     command = ctx.command
     lines = _head(f"sandhost-{ctx.info_name}", about)
-    if isinstance(command, Inside):
+    if isinstance(command, ChildCommand):
         lines += _section("DESCRIPTION")
         lines += [".nf", *map(_text, command.get_help(ctx).splitlines()), ".fi"]
         return "\n".join([*lines, *_see_also()]) + "\n"

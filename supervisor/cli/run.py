@@ -587,10 +587,10 @@ def _root(given: str | None, default: str | None, config: Config | None) -> str 
 
 def _check_root(root: str, config: Config) -> None:
     """Refuse a root in or around another policy's; ``run``'s own is ignored."""
-    from supervisor.config.places import beside_other_roots  # noqa: PLC0415
+    from supervisor.config.places import check_nesting  # noqa: PLC0415
 
     try:
-        for why in beside_other_roots(config, "run", root):
+        for why in check_nesting(config, "run", root):
             raise OptionError(why)
     except OSError as why:
         raise OptionError(f"cannot use {root!r}: {why.strerror}") from None

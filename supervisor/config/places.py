@@ -250,7 +250,7 @@ def nesting_fault(root: Place, other: Place, owner: str) -> str:
     )
 
 
-def beside_other_roots(config: Config, name: str, path: str) -> Iterator[str]:
+def check_nesting(config: Config, name: str, path: str) -> Iterator[str]:
     """Yield why a root cannot be used beside those of other policies.
 
     Args:

@@ -68,7 +68,7 @@ from supervisor.host import open_host, settings_of
 from supervisor.kept_children.roster import Children
 from supervisor.observe.loop import Conditions, feed_watchdog
 from supervisor.observe.registry import attach_metrics
-from supervisor.run import complain, guarded, heeded_signals
+from supervisor.run import complain, heeded_signals, run_program
 from supervisor.sandbox import groups
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ def run_daemon(launchpad: LaunchpadProcess, options: ServeOptions) -> int:
     log.take_stderr()
     with suppress(ImportError, MemoryError, OSError):
         log.start()
-    status = guarded("serve", _serve, launchpad, options, log)
+    status = run_program("serve", _serve, launchpad, options, log)
     return status if status in {0, BAD_CONFIG} else FAILED
 
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from hostlib.file_closing import closing_files
+from hostlib.large_files import closing_files
 from hostlib.linux import holdings, processes
 from hostlib.threads import in_thread
 from supervisor.children.lifecycle import State

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from supervisor.config.policy import PolicySection
     from supervisor.config.sandbox import SandboxSection
     from supervisor.host import Host
-    from supervisor.kept_children.placed import Placed
+    from supervisor.kept_children.fleet_place import FleetPlace
     from supervisor.workspace.use import WorkspaceUse
 
 NOT_STARTED = 125
@@ -126,7 +126,7 @@ class KeptChild:
         self.settled = trio.Event()
         self.settled.set()
         self.configured = True
-        self.placed: Placed | None = None
+        self.placed: FleetPlace | None = None
         self.input: InputPipe | None = None
         self.restarts = Restarts(
             restart_policy(section), trio.current_time, random.random

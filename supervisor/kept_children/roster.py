@@ -18,10 +18,10 @@ import trio
 from hostlib.segments import Segments
 from hostlib.user_values import parse_size
 from supervisor.kept_children.adhoc_logs import AdhocLogs
+from supervisor.kept_children.fleet_place import fence_options
 from supervisor.kept_children.kept_child import KeptChild, Shared, options_of
 from supervisor.kept_children.log_marks import Marks
 from supervisor.kept_children.logs import ChildLog
-from supervisor.kept_children.placed import fenced
 from supervisor.spawn.launcher import SPAWNS_UNDER_WAY
 from supervisor.workspace.section import uses_of
 from supervisor.workspace.settings import USUAL
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from supervisor.config.document import Config
     from supervisor.fsproxy.ports import ChildView
     from supervisor.host import Host
+    from supervisor.kept_children.fleet_place import FleetPlace
     from supervisor.kept_children.kept_state import KeptState
-    from supervisor.kept_children.placed import Placed
     from supervisor.workspace.use import WorkspaceUse
 
 T = TypeVar("T")
@@ -213,7 +213,7 @@ class Children:
         self,
         name: str | None,
         section: ChildSection,
-        placed: Placed | None = None,
+        placed: FleetPlace | None = None,
     ) -> KeptChild:
         """Start a child that no configuration names; its row goes when it has ended.
 
@@ -263,13 +263,13 @@ class Children:
         return kept
 
     def _add(
-        self, name: str, section: ChildSection, placed: Placed | None = None
+        self, name: str, section: ChildSection, placed: FleetPlace | None = None
     ) -> KeptChild:
         options = self._options(section)
         if placed is not None:
             options = placed.options_of(name, options, self.config, self.state_dir)
             if placed.life.is_fenced:
-                options = fenced(options)
+                options = fence_options(options)
         log = self.open_log(name, section)
         kept = KeptChild(self._host, name, section, options, log, self._shared)
         kept.placed = placed

@@ -101,7 +101,7 @@ def load() -> None:
     import openai  # noqa: PLC0415
     import openai.resources.chat  # noqa: PLC0415
 
-    from supervisor.llm import wire  # noqa: F401, PLC0415
+    from supervisor.llm import transport  # noqa: F401, PLC0415
 
     del anyio, encodings, openai
 
@@ -176,7 +176,7 @@ class Provider:
         import httpx2  # noqa: PLC0415 - rule 2
         import openai  # noqa: PLC0415
 
-        from supervisor.llm import wire  # noqa: PLC0415
+        from supervisor.llm import transport  # noqa: PLC0415
 
         self.base_url = strip_url(base_url)
         self.has_key = key is not None
@@ -187,10 +187,10 @@ class Provider:
         self.secrets = tuple(dict.fromkeys(text for text in found if text))
         self._turns = turns
         self._requests: dict[trio.lowlevel.Task, Request] = {}
-        self._sockets = wire.Sockets()
+        self._sockets = transport.Sockets()
         self._http = httpx2.AsyncClient(
             timeout=None,
-            transport=wire.Transport(
+            transport=transport.Transport(
                 base_url, self._end_turn, self._note_sent, self._sockets
             ),
             follow_redirects=False,  # the key goes to the configured address only
@@ -262,7 +262,7 @@ class Provider:
         import httpx2  # noqa: PLC0415 - rule 2
         import openai  # noqa: PLC0415
 
-        from supervisor.llm import wire  # noqa: PLC0415
+        from supervisor.llm import transport  # noqa: PLC0415
 
         await self._turns.acquire()
         task = trio.lowlevel.current_task()
@@ -294,15 +294,17 @@ class Provider:
             del self._requests[task]
         response = cast("httpx2.Response", found)  # as ``cast_to`` asks
         plain = response.headers.get("content-encoding", "identity") == "identity"
-        source = response.extensions[wire.STREAM] if plain else response.aiter_bytes()
+        source = (
+            response.extensions[transport.STREAM] if plain else response.aiter_bytes()
+        )
         pieces = aiter(source)
         try:
-            with wire.translate_errors():
+            with transport.translate_errors():
                 yield pieces
         except (httpx2.HTTPError, httpx2.StreamError) as why:
             raise BrokenOffError(f"broken off: {_cause_text(why)}") from None
         finally:
-            await wire.break_off(pieces)
+            await transport.break_off(pieces)
             await response.aclose()
 
     def _headers_of(self, api: Api) -> dict[str, str | openai.Omit]:
@@ -328,9 +330,9 @@ class Provider:
         is_refused = response.status_code >= 300
         self._requests[trio.lowlevel.current_task()].is_sent = not is_refused
         if is_refused:  # the library reads the whole body
-            from supervisor.llm import wire  # noqa: PLC0415 - rule 2
+            from supervisor.llm import transport  # noqa: PLC0415 - rule 2
 
-            response.stream = wire.BoundedBody(
+            response.stream = transport.BoundedBody(
                 cast("httpx2.AsyncByteStream", response.stream), MAX_ERROR_BYTES
             )
 

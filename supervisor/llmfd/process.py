@@ -25,12 +25,12 @@ from protocol import fdxml
 from supervisor.fsproxy.ports import ContentError
 from supervisor.llmfd.arguments import Json, Tool, bind
 from supervisor.llmfd.errors import INVALID_PARAMETER, MOST_SAID_CHARS, FdError
-from supervisor.llmfd.incoming import Begun, BegunState
 from supervisor.llmfd.own_checkpoints import OwnCheckpoints
 from supervisor.llmfd.selection import lines_of, part_span
 from supervisor.llmfd.table import FdTable, TableState
 from supervisor.llmfd.tempfiles import TempFiles, TempFilesState
 from supervisor.llmfd.threads import in_thread
+from supervisor.llmfd.uploads import BegunState, Uploads
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -186,7 +186,7 @@ class Process:
         self.claim = True
         self.depth = 0
         self.checkpoints = OwnCheckpoints()
-        self.begun = Begun(shared.store, shared.allowance)
+        self.begun = Uploads(shared.store, shared.allowance)
         self.turn = trio.Lock()
 
     # Calls

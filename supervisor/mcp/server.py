@@ -26,7 +26,7 @@ from supervisor.config.fds import fd_options
 from supervisor.config.loader import ConfigError, load_config
 from supervisor.llmfd import UnknownCallError
 from supervisor.llmfd.opening import make_service
-from supervisor.run import complain, heeded_signals, what_failed
+from supervisor.run import complain, describe_failure, heeded_signals
 from supervisor.sandbox.scratch import make_kept
 from vfs.client import FsProxyError, NotAChildError
 from vfs.client.aio import AsyncClient
@@ -118,7 +118,7 @@ def serve(
         complain("mcp", str(why.strerror))
         return USAGE
     except OSError as why:
-        complain("mcp", what_failed(why))
+        complain("mcp", describe_failure(why))
     return FAILED
 
 

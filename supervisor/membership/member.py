@@ -61,8 +61,8 @@ from supervisor.fleet.node import (
 from supervisor.fleet.states import Phase
 from supervisor.fleet.step import Moment, StaleEpochError, StoreError
 from supervisor.fleet.store import FleetStore, StepWriter
+from supervisor.kept_children.fleet_place import FleetPlace
 from supervisor.kept_children.kept_child import NOT_STARTED
-from supervisor.kept_children.placed import Placed
 from supervisor.membership.bases import BaseError, PeerError
 from supervisor.membership.ledger import LAUNCHPAD, Ledger, read_ledger
 from supervisor.membership.session_launchpad import (
@@ -574,7 +574,7 @@ class Member:
         )
         try:
             check_new_child(order.name, section, self._children.config.policy)
-            placed = Placed(life, launchpad.launcher, program, uses)
+            placed = FleetPlace(life, launchpad.launcher, program, uses)
             kept = self._children.spawn(order.name, section, placed)
         except ValueError as why:
             text = str(why).removeprefix(": ")

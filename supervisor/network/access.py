@@ -19,10 +19,10 @@ from supervisor.network.addresses import (
 )
 from supervisor.network.contradictions import clashing_ports, contradictions
 from supervisor.network.hosts import shorten
-from supervisor.network.narrowing import change
 from supervisor.network.pool import Pool
 from supervisor.network.reasons import Reason, Refused
 from supervisor.network.rule import RuleError, rule_for
+from supervisor.network.rule_changes import change
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

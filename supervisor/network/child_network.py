@@ -30,7 +30,6 @@ from supervisor.network.credential_server import CredentialServer
 from supervisor.network.dns_sockets import DnsSockets
 from supervisor.network.forwarder import Forwarder
 from supervisor.network.hosts import shorten
-from supervisor.network.narrowing import narrow
 from supervisor.network.network_state import (
     ChildNetworkState,
     restore_rule,
@@ -45,6 +44,7 @@ from supervisor.network.publisher import Publisher
 from supervisor.network.refusals import OTHERS
 from supervisor.network.resolver import Resolver
 from supervisor.network.rule import RuleError
+from supervisor.network.rule_changes import narrow
 from supervisor.network.rules import Rules
 from supervisor.network.statistics import (
     NetworkRow,

@@ -15,10 +15,10 @@ from ipaddress import ip_network
 import msgspec
 
 from supervisor.network.inner_sockets import SocketsState  # noqa: TC001 - msgspec looks
-from supervisor.network.learned import LearnedState  # noqa: TC001 - msgspec looks
 from supervisor.network.notices import NoticesState  # noqa: TC001 - msgspec looks
 from supervisor.network.rule import Rule, parse_rule
 from supervisor.network.traffic import TrafficState  # noqa: TC001 - msgspec looks
+from supervisor.network.used_rules import LearnedState  # noqa: TC001 - msgspec looks
 
 
 class RuleState(msgspec.Struct):

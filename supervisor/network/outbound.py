@@ -21,13 +21,13 @@ from supervisor.network.addresses import PRIVATE, closed_ranges
 from supervisor.network.clienthello import HelloError, HelloReader
 from supervisor.network.connections import UnreachableError
 from supervisor.network.dialer import dial, dial_through
-from supervisor.network.learned import Learned
 from supervisor.network.reasons import Reason, Refused
 from supervisor.network.resolver import THREADS_PER_CHILD, ResolverError
 from supervisor.network.rule import TLS_PORT
 from supervisor.network.rules import Grant
 from supervisor.network.sockets import receive, reset_socket
 from supervisor.network.tunnel import READ_BYTES, Tunnel
+from supervisor.network.used_rules import UsedRules
 
 if TYPE_CHECKING:
     import socket
@@ -36,10 +36,10 @@ if TYPE_CHECKING:
     from supervisor.network.access import Access
     from supervisor.network.connections import Connection, Connections
     from supervisor.network.hosts import Address
-    from supervisor.network.learned import LearnedState
     from supervisor.network.resolver import Resolver
     from supervisor.network.settings import NetworkSettings
     from supervisor.network.tunnel import Filter, Pipes
+    from supervisor.network.used_rules import LearnedState
 
 CONNECT_TIMEOUT_S = 30.0
 """For the look-up and all addresses together."""
@@ -67,7 +67,7 @@ class Outbound:
         self._resolver = resolver
         self._pipes = pipes
         self._look_ups = trio.CapacityLimiter(THREADS_PER_CHILD)
-        self.learned = Learned(used) if settings.mode == "learn" else None
+        self.learned = UsedRules(used) if settings.mode == "learn" else None
 
     def is_allowed(self, connection: Connection) -> bool:
         """Tell whether a connection that was made would be made now."""

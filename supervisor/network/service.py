@@ -39,9 +39,9 @@ from supervisor.network.child_network import (
 from supervisor.network.credential_file import open_credentials
 from supervisor.network.hosts import CREDENTIAL_SUFFIX
 from supervisor.network.inner_sockets import InnerSockets
-from supervisor.network.narrowing import narrow
 from supervisor.network.network_state import NetworkState
 from supervisor.network.rule import parse_rule
+from supervisor.network.rule_changes import narrow
 from supervisor.network.settings import (
     DNS_PORT,
     OWN_PORTS,

@@ -16,8 +16,8 @@ from supervisor.network.hosts import (
     parse_port,
     shorten,
 )
-from supervisor.network.narrowing import narrow
 from supervisor.network.rule import RuleError, parse_rule
+from supervisor.network.rule_changes import narrow
 from supervisor.network.rules import Rules, parse_rules
 
 if TYPE_CHECKING:

@@ -115,7 +115,7 @@ def _own_files(layers: Collection[str], wanted: Wanted, home: str) -> OwnFiles:
     return (*files_of(os.geteuid(), os.getegid(), home), *more)
 
 
-def neutral(layers: Mapping[str, object]) -> dict[str, object]:
+def common_layers(layers: Mapping[str, object]) -> dict[str, object]:
     """Return what goes to the launchpad for the same layers, but nothing of a child's.
 
     Args:

@@ -16,7 +16,7 @@ from supervisor.sandbox import ownership
 from supervisor.sandbox.forecast import keeps_network
 from supervisor.sandbox.groups import is_held
 from supervisor.sandbox.links import LINKS
-from supervisor.sandbox.orders import layers_on_the_wire, neutral
+from supervisor.sandbox.orders import common_layers, layers_on_the_wire
 from supervisor.sandbox.plan import (
     KEEP_NETWORK,
     OF_PATHS,
@@ -246,7 +246,7 @@ async def _neutral_fault(launcher: Launcher, attempt: SpawnRequest) -> SpawnErro
             env={},
             cwd_fd=top,
             fds=(),
-            layers=neutral(attempt.layers),
+            layers=common_layers(attempt.layers),
         )
         process = await launcher.spawn(request)
     except SpawnError as why:

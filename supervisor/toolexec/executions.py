@@ -106,7 +106,7 @@ class ChildExecutions:
         self.listener: tuple[int, str] | None = None
         self.live: dict[str, Execution] = {}
         self.kept: OrderedDict[str, Execution] = OrderedDict()
-        self.growth = growth.of(child)
+        self.growth = growth.growth_of(child)
         self.bodies = Share()
         self.receiving = 0
         self.lacks_doors = False

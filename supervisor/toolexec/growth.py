@@ -205,7 +205,7 @@ class Growth:
         raise OSError(errno.EBUSY, "directories are moved again and again")
 
 
-def of(child: ChildView) -> Growth | None:
+def growth_of(child: ChildView) -> Growth | None:
     """Return the charger of a child; None if it has no limit for that."""
     session = child.session
     if session is None:

@@ -59,13 +59,13 @@ def read(text: bytes) -> tuple[Head, bool]:
     return head, http.they_are_waiting_for_100_continue
 
 
-def written(status: int, headers: Headers) -> bytes:
+def reply_head(status: int, headers: Headers) -> bytes:
     """Return the head of a reply."""
     return _write_head(status, headers)[0]
 
 
 @cache
-def go_on() -> bytes:
+def continue_reply() -> bytes:
     """Return the 100 that lets a client send its body."""
     http = h11.Connection(h11.SERVER)
     http.receive_data(_ANY + b"Content-Length: 1\r\nExpect: 100-continue\r\n" + _END)
@@ -93,7 +93,7 @@ def _chunked_head() -> tuple[bytes, bytes]:
         (b"Trailer", b"X-Exit-Code"),
         CLOSE,
     ]
-    before, _, after = written(200, headers).partition(mark)
+    before, _, after = reply_head(200, headers).partition(mark)
     return before, after
 
 

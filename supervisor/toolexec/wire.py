@@ -188,7 +188,7 @@ class Wire:
             raise RefusedAtOnceError(turn)
         with trio.move_on_after(BODY_DEADLINE_S) as deadline:
             if self._wants_100 and not self._ahead:
-                await self.send(http_heads.go_on())
+                await self.send(http_heads.continue_reply())
             while not body.is_complete:
                 # Where another program can find it until its turn has come.
                 self._ahead = await self._receive_more()
@@ -274,7 +274,7 @@ class Wire:
 
     async def reply_nothing(self) -> None:
         """Send a 204."""
-        await self.send(http_heads.written(204, [http_heads.CLOSE]))
+        await self.send(http_heads.reply_head(204, [http_heads.CLOSE]))
 
     async def refuse(self, refusal: Refusal) -> None:
         """Send a refusal."""
@@ -290,7 +290,7 @@ class Wire:
             (b"Content-Length", b"%d" % length),
             http_heads.CLOSE,
         ]
-        return http_heads.written(status, headers)
+        return http_heads.reply_head(status, headers)
 
     async def drain(self) -> None:
         """Send the end, and read on for a while (rule 3)."""

@@ -6,7 +6,7 @@
  - Conflicts with the base: ``judge``, by ``record`` and ``origins``.
  - To the base: ``commit``, its ``commit_*``, ``merge``; ``upper`` has what stays behind.
  - Branches: ``branches``, ``seal``.
- - A child's run: ``use``, ``run``, ``view``, ``hiding``, ``bounds``, ``audit``, ``outcome``;
+ - A child's run: ``use``, ``run``, ``view``, ``hidden_files``, ``bounds``, ``audit``, ``outcome``;
    ``freeze`` stops it for a look.
 """
 

@@ -32,7 +32,7 @@ from supervisor.workspace.directory import (
     make_upper,
     path_of,
 )
-from supervisor.workspace.hiding import share_origins
+from supervisor.workspace.hidden_files import share_origins
 from supervisor.workspace.layer_store import new_layer_id
 from supervisor.workspace.layers import LayeredTree
 from supervisor.workspace.linux import has_entry

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from supervisor.workspace.commit_journal import BaseChangedError
 from supervisor.workspace.directory import InUseError, WorkspaceError
-from supervisor.workspace.hiding import hidden_paths
+from supervisor.workspace.hidden_files import hidden_paths
 from supervisor.workspace.layers import is_beneath, parents, split
 from supervisor.workspace.merge import CannotMergeError, Merger
 from supervisor.workspace.selection import (

@@ -23,7 +23,7 @@ from supervisor.workspace.directory import (
     read_top,
 )
 from supervisor.workspace.freeze import FreezeError, guarded_stop
-from supervisor.workspace.hiding import load_origins, visible_rows
+from supervisor.workspace.hidden_files import load_origins, visible_rows
 from supervisor.workspace.judge import Judge
 from supervisor.workspace.layer_store import LayerStore, new_layer_id
 from supervisor.workspace.layers import LayeredTree

@@ -26,7 +26,7 @@ from supervisor.workspace.attributes import attribute_names, is_escaped
 from supervisor.workspace.changes import Change, Row, compare
 from supervisor.workspace.copier import Copier
 from supervisor.workspace.directory import WorkspaceError, read_top
-from supervisor.workspace.hiding import shows_hidden
+from supervisor.workspace.hidden_files import shows_hidden
 from supervisor.workspace.layer_store import new_layer_id
 from supervisor.workspace.layers import LayeredTree, Node, Part, is_beneath, split
 from supervisor.workspace.linux import has_entry

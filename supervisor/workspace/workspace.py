@@ -19,7 +19,7 @@ from supervisor.workspace.commit import CommitResult, Commits
 from supervisor.workspace.commit_settlement import prune_later
 from supervisor.workspace.directory import BaseGoneError, InUseError, WorkspaceError
 from supervisor.workspace.held_workspace import HeldWorkspace
-from supervisor.workspace.hiding import (
+from supervisor.workspace.hidden_files import (
     find_hidden,
     has_layer,
     hide_paths,

@@ -89,7 +89,7 @@ trio.run(main)
 
 
 @asynccontextmanager
-async def started(way: str, cwd: Path) -> AsyncIterator["Stage"]:
+async def started(way: str, cwd: Path) -> AsyncIterator["LauncherStage"]:
     """Open a stage whose children start in one of the `WAYS`."""
     async with staged(cwd) as stage:
         if way == "from stock":
@@ -173,7 +173,7 @@ def all_ended_within(watched: list[Watched], timeout_s: float) -> bool:
 
 
 @asynccontextmanager
-async def staged(cwd: Path) -> AsyncIterator["Stage"]:
+async def staged(cwd: Path) -> AsyncIterator["LauncherStage"]:
     """Make the test process a host with a launcher, and undo all of it at the end.
 
     If the launchpad is lost, children of the test process that were there before are
@@ -185,7 +185,7 @@ async def staged(cwd: Path) -> AsyncIterator["Stage"]:
     try:
         async with trio.open_nursery() as nursery:
             await nursery.start(launcher.run)
-            stage = Stage(launcher, launchpad.pid, nursery.cancel_scope, cwd)
+            stage = LauncherStage(launcher, launchpad.pid, nursery.cancel_scope, cwd)
             try:
                 yield stage
             finally:
@@ -196,7 +196,7 @@ async def staged(cwd: Path) -> AsyncIterator["Stage"]:
         prctl(PR_SET_CHILD_SUBREAPER, 0)
 
 
-class Stage:
+class LauncherStage:
     """A running launcher and what most tests spawn with: see `staged`.
 
     Attributes:

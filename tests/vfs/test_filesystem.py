@@ -382,10 +382,10 @@ def test_a_long_file_of_a_client_that_goes_is_closed_in_a_thread(
 ) -> None:
     later: list[Callable[[], None]] = []
     monkeypatch.setattr(
-        "hostlib.file_closing.in_background",
+        "hostlib.large_files.in_background",
         lambda call, *args: later.append(partial(call, *args)),
     )
-    monkeypatch.setattr("hostlib.file_closing.INLINE_TRUNCATE_BYTES", 100_000)
+    monkeypatch.setattr("hostlib.large_files.INLINE_TRUNCATE_BYTES", 100_000)
     grant = world.place("out", read=True, write=True, publish=publish)
     client = world.client(world.policy(grant))
     file = world.fs.open(client, world.name("out/long"), b"w", False)

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from hostlib import file_closing, threads
+from hostlib import large_files, threads
 from hostlib.threads import calls_at_work, in_thread
 from tests.helpers.leaks import give_back
 from vfs import mounts
@@ -375,26 +375,26 @@ def test_a_long_file_without_a_name_is_closed_in_a_thread(
 ) -> None:
     later: list[Callable[[], None]] = []
     monkeypatch.setattr(
-        "hostlib.file_closing.in_background",
+        "hostlib.large_files.in_background",
         lambda call, *args: later.append(partial(call, *args)),
     )
-    monkeypatch.setattr("hostlib.file_closing.INLINE_TRUNCATE_BYTES", 100_000)
+    monkeypatch.setattr("hostlib.large_files.INLINE_TRUNCATE_BYTES", 100_000)
     (tmp_path / "named").write_bytes(b"x" * 200_000)
     named = os.open(tmp_path / "named", os.O_RDONLY | os.O_CLOEXEC)
     for fd in (named, unnamed(tmp_path, 1000)):
-        file_closing.close_file(fd)
+        large_files.close_file(fd)
         assert not is_open(fd)
     assert not later
     for _ in range(2):
         fds = [unnamed(tmp_path, 200_000) for _ in range(3)]
         for fd in fds:
-            file_closing.close_file(fd)
+            large_files.close_file(fd)
         assert all(map(is_open, fds))
-        assert file_closing.closing_files() == tuple(fds)
+        assert large_files.closing_files() == tuple(fds)
         assert len(later) == len(fds)
         for run in later:
             run()
-        assert file_closing.closing_files() == ()
+        assert large_files.closing_files() == ()
         assert not any(map(is_open, fds))
         later.clear()
 
@@ -406,17 +406,17 @@ def test_without_a_thread_it_is_closed_at_once(
     def none(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr("hostlib.file_closing.INLINE_TRUNCATE_BYTES", 100_000)
+    monkeypatch.setattr("hostlib.large_files.INLINE_TRUNCATE_BYTES", 100_000)
     masked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     with monkeypatch.context() as patched:
         patched.setattr(threading.Thread, "start", none)
         for _ in range(2):
             fd = unnamed(tmp_path, 200_000)
-            file_closing.close_file(fd)
+            large_files.close_file(fd)
             assert not is_open(fd)
-            assert file_closing.closing_files() == ()
+            assert large_files.closing_files() == ()
     assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == masked
-    file_closing.close_file(unnamed(tmp_path, 200_000))
+    large_files.close_file(unnamed(tmp_path, 200_000))
 
 
 async def test_without_a_thread_it_is_an_error_of_the_system(

@@ -23,7 +23,7 @@ import stat
 import time
 from typing import NamedTuple, Self
 
-from hostlib.file_closing import close_file
+from hostlib.large_files import close_file
 from hostlib.linux.resolve import OPEN_FLAGS
 from vfs.backends.base import Removed, UnflushedError
 from vfs.backends.fsuser import act_as

@@ -12,7 +12,7 @@ from supervisor.llmfd.arguments import (
     Param,
     Tool,
 )
-from supervisor.llmfd.calls import checkpoints, files, naming, reading, wrapping
+from supervisor.llmfd.calls import checkpoint_calls, files, naming, reading, wrapping
 from supervisor.llmfd.calls.files import MODES
 from supervisor.llmfd.source_code import LANGUAGES
 from supervisor.llmfd.units import UNITS
@@ -173,7 +173,7 @@ _ROWS = (
             Param("label", STRING, "What to remember it by"),
             Param("files", BOOLEAN, "Also the files of the workspace (default true)"),
         ),
-        checkpoints.checkpoint_process,
+        checkpoint_calls.checkpoint_process,
         is_async=True,
     ),
     Tool(
@@ -188,21 +188,21 @@ _ROWS = (
                 " false)",
             ),
         ),
-        checkpoints.restore_process,
+        checkpoint_calls.restore_process,
         is_async=True,
     ),
     Tool(
         "list_checkpoints",
         "List the checkpoints.",
         (),
-        checkpoints.list_checkpoints,
+        checkpoint_calls.list_checkpoints,
         is_async=True,
     ),
     Tool(
         "delete_checkpoint",
         "Delete a checkpoint; the process stays as it is.",
         (Param("checkpoint_id", STRING, "As checkpoint_process told", required=True),),
-        checkpoints.delete_checkpoint,
+        checkpoint_calls.delete_checkpoint,
         is_async=True,
     ),
     Tool(

@@ -17,7 +17,7 @@ import os
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from hostlib.file_closing import close_file
+from hostlib.large_files import close_file
 from hostlib.unnamed_files import open_unnamed
 
 if TYPE_CHECKING:

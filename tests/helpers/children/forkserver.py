@@ -67,7 +67,7 @@ KINDS = {
     "command": (
         "supervisor.cli.daemon",
         "supervisor.cli.fleet",
-        "supervisor.cli.inside",
+        "supervisor.cli.child_commands",
         "supervisor.cli.network",
         "supervisor.cli.tables",
         "supervisor.cli.trace",

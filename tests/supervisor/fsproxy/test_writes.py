@@ -339,7 +339,7 @@ async def test_appends_of_many(hall: Hall) -> None:
 @pytest.fixture
 def closers(monkeypatch: pytest.MonkeyPatch) -> dict[int, int]:
     """Return who has closed each descriptor last: the thread's id."""
-    monkeypatch.setattr("hostlib.file_closing.INLINE_TRUNCATE_BYTES", 100_000)
+    monkeypatch.setattr("hostlib.large_files.INLINE_TRUNCATE_BYTES", 100_000)
     found: dict[int, int] = {}
     real = os.close
 

@@ -311,11 +311,11 @@ async def test_others_have_their_turn_in_the_middle_of_an_export(
 async def test_a_long_file_that_is_removed_meanwhile_is_closed_in_a_thread(
     hall: Hall, monkeypatch: pytest.MonkeyPatch, mode: str
 ) -> None:
-    monkeypatch.setattr("hostlib.file_closing.INLINE_TRUNCATE_BYTES", 100_000)
+    monkeypatch.setattr("hostlib.large_files.INLINE_TRUNCATE_BYTES", 100_000)
     (hall.root / "a").write_bytes(b"x" * 300_000)
     closing: list[Callable[[], None]] = []
     monkeypatch.setattr(
-        "hostlib.file_closing.in_background",
+        "hostlib.large_files.in_background",
         lambda call, *args: closing.append(partial(call, *args)),
     )
     ends = ClientFiles(hall.fs, hall.connect().client)

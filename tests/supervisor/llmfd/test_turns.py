@@ -15,8 +15,8 @@ import trio.testing
 from supervisor.llm.conversations import ChosenPreset, Turn
 from supervisor.llmfd import Content, FdError, LlmFd, Process, Store, store
 from supervisor.llmfd.checkpoint_state import read_state, state_of
-from supervisor.llmfd.incoming import Begun
 from supervisor.llmfd.toolloop import MOST_MESSAGES, ModelError
+from supervisor.llmfd.uploads import Uploads
 from tests.helpers.contents import asking, failed, holding, process, text_of
 from tests.helpers.leaks import give_back
 from tests.helpers.sessions import hall
@@ -307,7 +307,7 @@ def test_who_ends_while_a_content_is_finished_does_not_end_that() -> None:
 
 def test_two_that_begin_at_once_have_a_token_each() -> None:
     # A piece of the client comes in a thread, the output of a tool in Trio's.
-    class Slow(Begun):
+    class Slow(Uploads):
         """Another one begins while the number is counted."""
 
         other: threading.Thread | None = None

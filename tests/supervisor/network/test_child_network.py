@@ -13,11 +13,11 @@ import trio
 from hostlib.accounts import Account
 from supervisor.network.child_network import Bounds
 from supervisor.network.dns import frame
-from supervisor.network.learned import MAX_USES, LearnedState
 from supervisor.network.network_state import ChildNetworkState
 from supervisor.network.resolver import ResolverError
 from supervisor.network.rule import RuleError
 from supervisor.network.section import NetworkSection
+from supervisor.network.used_rules import MAX_USES, LearnedState
 from tests.supervisor.network import dnsclient as dns
 from tests.supervisor.network.hellos import client_hello
 from tests.supervisor.network.scene import Scene, echo, is_reset, read_all, scene

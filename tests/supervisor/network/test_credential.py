@@ -11,8 +11,8 @@ from supervisor.network.credential import (
     parse_terms,
     uses_faults,
 )
-from supervisor.network.narrowing import narrow
 from supervisor.network.rule import Rule, RuleError, parse_rule
+from supervisor.network.rule_changes import narrow
 from supervisor.network.rules import Grant, Rules, parse_rules
 from supervisor.network.section import CredentialSection, NetworkSection
 from supervisor.network.settings import SettingError, settings_from

@@ -29,7 +29,7 @@ from supervisor.sandbox.plan import (
 )
 from supervisor.sandbox.shown_files import ShownFiles
 from supervisor.spawn.request import SpawnError, SpawnRequest
-from tests.helpers.spawning import Stage, staged
+from tests.helpers.spawning import LauncherStage, staged
 
 pytestmark = pytest.mark.attack
 
@@ -48,12 +48,12 @@ def places(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-async def stage(places: Path) -> AsyncIterator[Stage]:
+async def stage(places: Path) -> AsyncIterator[LauncherStage]:
     async with staged(places) as stage:
         yield stage
 
 
-async def start(stage: Stage, machine: Machine, wanted: Wanted) -> None:
+async def start(stage: LauncherStage, machine: Machine, wanted: Wanted) -> None:
     """Start a small program, and wait until nothing is left of it."""
     cwd_fd = os.open(wanted.files.cwd, os.O_PATH | os.O_DIRECTORY)
     try:
@@ -67,7 +67,7 @@ async def start(stage: Stage, machine: Machine, wanted: Wanted) -> None:
 
 
 async def start_with_a_root(
-    stage: Stage, machine: Machine, wanted: Wanted
+    stage: LauncherStage, machine: Machine, wanted: Wanted
 ) -> dict[str, str]:
     """Start it as its own user in a fresh root, if there is one; say what is lacking."""
     if machine.lacking.get("uid") is None:
@@ -98,7 +98,7 @@ def swapped_meanwhile(
     "instead", ["/proc/1/rootOUTSIDE", "/proc/1/rootBEFORE", "OUTSIDE", "directory"]
 )
 async def test_a_working_directory_is_the_one_that_is_held(
-    tmp_path: Path, stage: Stage, monkeypatch: pytest.MonkeyPatch, instead: str
+    tmp_path: Path, stage: LauncherStage, monkeypatch: pytest.MonkeyPatch, instead: str
 ) -> None:
     root, machine = tmp_path / "root", Machine()
     wanted = Wanted(AUTO, "none", ShownFiles(str(root / "sub"), shared=(str(root),)))
@@ -123,7 +123,7 @@ async def test_a_working_directory_is_the_one_that_is_held(
 @pytest.mark.slow
 @pytest.mark.parametrize("profile", [AUTO, LANDLOCK], ids=lambda profile: profile.name)
 async def test_a_link_in_a_working_directorys_place_refuses_one_start(
-    tmp_path: Path, stage: Stage, profile: Profile
+    tmp_path: Path, stage: LauncherStage, profile: Profile
 ) -> None:
     root, machine = tmp_path / "root", Machine()
     wanted = Wanted(
@@ -151,7 +151,7 @@ async def test_a_link_in_a_working_directorys_place_refuses_one_start(
 @pytest.mark.slow
 @pytest.mark.parametrize("instead", ["nothing", "directory", "link"])
 async def test_what_is_to_be_hidden_is_where_the_host_saw_it(
-    tmp_path: Path, stage: Stage, monkeypatch: pytest.MonkeyPatch, instead: str
+    tmp_path: Path, stage: LauncherStage, monkeypatch: pytest.MonkeyPatch, instead: str
 ) -> None:
     root, machine = tmp_path / "root", Machine()
     wanted = Wanted(AUTO, "none", ShownFiles(str(root), shared=(str(root),)))

@@ -22,7 +22,7 @@ from supervisor.spawn.launcher import SPAWNS_UNDER_WAY, Launcher
 from supervisor.spawn.launchpad import wire
 from supervisor.spawn.launchpad.start import LaunchpadProcess
 from supervisor.spawn.request import SpawnError, SpawnRequest
-from tests.helpers.spawning import Stage, Watched, staged
+from tests.helpers.spawning import LauncherStage, Watched, staged
 from tests.helpers.stage import eventually
 
 pytestmark = pytest.mark.slow
@@ -34,7 +34,7 @@ only_with_strace = pytest.mark.skipif(
 
 
 @pytest.fixture
-async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
+async def stage(tmp_path: Path) -> AsyncIterator[LauncherStage]:
     """A launcher."""
     async with staged(tmp_path) as stage:
         yield stage
@@ -63,7 +63,7 @@ async def hanging_execs(pid: int) -> AsyncIterator[None]:
 # spec S2: an exec that hangs hangs alone.
 @only_with_strace
 async def test_an_exec_that_hangs_holds_up_no_other_and_can_be_killed(
-    stage: Stage,
+    stage: LauncherStage,
 ) -> None:
     ours, theirs = os.pipe()
     earlier = await stage.launcher.spawn(stage.request(("/bin/cat",), ((ours, 0),)))
@@ -89,7 +89,7 @@ async def test_an_exec_that_hangs_holds_up_no_other_and_can_be_killed(
 
 @only_with_strace
 async def test_a_child_that_is_killed_before_its_exec_was_born_and_has_ended(
-    stage: Stage,
+    stage: LauncherStage,
 ) -> None:
     ends: list[tuple[int, int | None]] = []
 

@@ -26,7 +26,7 @@ from tests.helpers.spawning import (
     PYTHON,
     ROOT,
     WAYS,
-    Stage,
+    LauncherStage,
     host_command,
     staged,
     started,
@@ -56,7 +56,9 @@ KIB = 1024
 
 
 @pytest.fixture(params=WAYS)
-async def stage(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Stage]:
+async def stage(
+    tmp_path: Path, request: pytest.FixtureRequest
+) -> AsyncIterator[LauncherStage]:
     """A launcher whose children start in one of the two ways."""
     async with started(request.param, tmp_path) as stage:
         yield stage
@@ -88,7 +90,9 @@ def status_fields(text: str) -> dict[str, str]:
 
 
 # spec T2
-async def test_a_child_has_the_named_descriptors_and_no_others(stage: Stage) -> None:
+async def test_a_child_has_the_named_descriptors_and_no_others(
+    stage: LauncherStage,
+) -> None:
     argv = (*PYTHON, OPEN_DESCRIPTORS)
     written, _ = await stage.output(argv, ((stage.cwd_fd, 3),))
     found = descriptors(written)
@@ -97,7 +101,7 @@ async def test_a_child_has_the_named_descriptors_and_no_others(stage: Stage) -> 
 
 
 # spec T2
-async def test_a_second_child_has_nothing_of_the_first(stage: Stage) -> None:
+async def test_a_second_child_has_nothing_of_the_first(stage: LauncherStage) -> None:
     ours, theirs = os.pipe()
     first = await stage.launcher.spawn(stage.request(("/bin/cat",), ((ours, 0),)))
     written, _ = await stage.output((*PYTHON, OPEN_DESCRIPTORS))
@@ -108,13 +112,15 @@ async def test_a_second_child_has_nothing_of_the_first(stage: Stage) -> None:
     first.close()
 
 
-async def test_numbers_between_the_named_ones_stay_closed(stage: Stage) -> None:
+async def test_numbers_between_the_named_ones_stay_closed(stage: LauncherStage) -> None:
     fds = ((stage.cwd_fd, 4), (stage.cwd_fd, 9))
     written, _ = await stage.output((*PYTHON, OPEN_DESCRIPTORS), fds)
     assert set(descriptors(written)) == {0, 1, 2, 4, 9}
 
 
-async def test_sources_that_overlap_the_targets_arrive_unmixed(stage: Stage) -> None:
+async def test_sources_that_overlap_the_targets_arrive_unmixed(
+    stage: LauncherStage,
+) -> None:
     # The launchpad receives them as its lowest free numbers, from 7 or so upwards:
     # put backwards onto the same numbers, each is in the way of another.
     memories = [os.memfd_create(f"m{number}") for number in range(12)]
@@ -130,7 +136,9 @@ async def test_sources_that_overlap_the_targets_arrive_unmixed(stage: Stage) -> 
 
 
 # attack 6: the number of a descriptor that is to follow is another's target.
-async def test_a_descriptor_in_the_way_of_another_is_moved(stage: Stage) -> None:
+async def test_a_descriptor_in_the_way_of_another_is_moved(
+    stage: LauncherStage,
+) -> None:
     fds = tuple((stage.null, number) for number in range(3, 40))
     written, _ = await stage.output((*PYTHON, OPEN_DESCRIPTORS), fds)
     assert set(descriptors(written)) == set(range(40))
@@ -163,7 +171,7 @@ def test_a_host_with_closed_standard_descriptors_spawns(
 # ---------------------------------------------------------------- what else it finds
 
 
-async def test_no_signal_is_ignored_caught_or_blocked(stage: Stage) -> None:
+async def test_no_signal_is_ignored_caught_or_blocked(stage: LauncherStage) -> None:
     written, _ = await stage.output(STATUS)
     status = status_fields(written.decode())
     assert [int(status[f"Sig{what}"], 16) for what in ("Ign", "Cgt", "Blk")] == [
@@ -182,7 +190,9 @@ def test_signals_are_default_whatever_the_host_inherited(tmp_path: Path) -> None
     assert [int(status[f"Sig{what}"], 16) for what in ("Ign", "Blk")] == [0, 0]
 
 
-async def test_a_child_leads_its_own_session_and_has_no_terminal(stage: Stage) -> None:
+async def test_a_child_leads_its_own_session_and_has_no_terminal(
+    stage: LauncherStage,
+) -> None:
     program = "import os; print(os.getpid(), os.getsid(0), os.getpgid(0), flush=True)"
     written, _ = await stage.output((*PYTHON, f"{program}; os.open('/dev/tty', 2)"))
     pid, session, group = map(int, written.split())
@@ -190,20 +200,22 @@ async def test_a_child_leads_its_own_session_and_has_no_terminal(stage: Stage) -
 
 
 async def test_a_child_starts_in_the_named_directory(
-    stage: Stage, tmp_path: Path
+    stage: LauncherStage, tmp_path: Path
 ) -> None:
     written, _ = await stage.output(("/bin/pwd",))
     assert written.decode() == f"{tmp_path}\n"
 
 
-async def test_the_environment_is_exactly_the_given_one(stage: Stage) -> None:
+async def test_the_environment_is_exactly_the_given_one(stage: LauncherStage) -> None:
     env = {"FSPROXY_FD": "3", "EMPTY": "", "BYTES": "\udcff", "EQUAL": "a=b"}
     written, _ = await stage.output(("/usr/bin/env", "-0"), env=env)
     expected = {b"FSPROXY_FD=3", b"EMPTY=", b"BYTES=\xff", b"EQUAL=a=b"}
     assert set(written.split(b"\0")[:-1]) == expected
 
 
-async def test_a_child_gets_its_name_and_arguments_as_they_are(stage: Stage) -> None:
+async def test_a_child_gets_its_name_and_arguments_as_they_are(
+    stage: LauncherStage,
+) -> None:
     program = "/bin/cat /proc/$$/cmdline; :"
     argv = ("a name", "-c", program, "", " b ", "\n", "\udcfe", "--")
     written, _ = await stage.output(argv, executable="/bin/sh")
@@ -211,7 +223,7 @@ async def test_a_child_gets_its_name_and_arguments_as_they_are(stage: Stage) -> 
 
 
 async def test_limits_hold_for_the_child_and_come_after_its_descriptors(
-    stage: Stage,
+    stage: LauncherStage,
 ) -> None:
     # Five descriptors at most: the steps that prepare the child have more.
     limits = ((resource.RLIMIT_NOFILE, 5, 5), (resource.RLIMIT_CORE, 0, 0))
@@ -221,19 +233,21 @@ async def test_limits_hold_for_the_child_and_come_after_its_descriptors(
 
 
 @pytest.mark.parametrize("mask", [0o077, 0o000])
-async def test_the_umask_is_the_given_one(stage: Stage, mask: int) -> None:
+async def test_the_umask_is_the_given_one(stage: LauncherStage, mask: int) -> None:
     written, _ = await stage.output(("/bin/sh", "-c", "umask"), umask=mask)
     assert int(written, 8) == mask
 
 
-async def test_the_umask_is_the_hosts_if_none_is_given(stage: Stage) -> None:
+async def test_the_umask_is_the_hosts_if_none_is_given(stage: LauncherStage) -> None:
     mask = os.umask(0)
     os.umask(mask)
     written, _ = await stage.output(("/bin/sh", "-c", "umask"))
     assert int(written, 8) == mask
 
 
-async def test_a_megabyte_of_arguments_and_environment_arrives(stage: Stage) -> None:
+async def test_a_megabyte_of_arguments_and_environment_arrives(
+    stage: LauncherStage,
+) -> None:
     # One string is 128 KiB at most (MAX_ARG_STRLEN), so nine.
     words = tuple(chr(ord("a") + n) * 120 * KIB for n in range(9))
     env = {f"V{n}": "x" * 100 * KIB for n in range(3)}
@@ -248,13 +262,13 @@ async def test_a_megabyte_of_arguments_and_environment_arrives(stage: Stage) -> 
 
 
 @pytest.mark.parametrize("code", [0, 1, 126, 127, 255])
-async def test_an_exit_code_is_told(stage: Stage, code: int) -> None:
+async def test_an_exit_code_is_told(stage: LauncherStage, code: int) -> None:
     _, status = await stage.output(("/bin/sh", "-c", f"exit {code}"))
     assert (status.code, status.signal) == (code, None)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGRTMAX])
-async def test_a_death_by_signal_is_told(stage: Stage, number: int) -> None:
+async def test_a_death_by_signal_is_told(stage: LauncherStage, number: int) -> None:
     process = await stage.launcher.spawn(stage.request(("/bin/sleep", "1000")))
     process.send_signal(number)
     status = await process.wait_exit()
@@ -263,7 +277,7 @@ async def test_a_death_by_signal_is_told(stage: Stage, number: int) -> None:
     process.close()
 
 
-async def test_the_time_used_is_told(stage: Stage) -> None:
+async def test_the_time_used_is_told(stage: LauncherStage) -> None:
     program = "import os\nwhile os.times().user < 0.2: pass"
     _, status = await stage.output((*PYTHON, program))
     assert 0.19 <= status.utime_s < 5
@@ -271,7 +285,7 @@ async def test_the_time_used_is_told(stage: Stage) -> None:
     assert status.maxrss_kib > 1000
 
 
-async def test_a_process_is_named_by_pid_and_create_time(stage: Stage) -> None:
+async def test_a_process_is_named_by_pid_and_create_time(stage: LauncherStage) -> None:
     process = await stage.launcher.spawn(stage.request(("/bin/sleep", "1000")))
     assert process.create_time == create_time(process.pid)
     await process.end_tree()
@@ -282,7 +296,7 @@ async def test_a_process_is_named_by_pid_and_create_time(stage: Stage) -> None:
 # ---------------------------------------------------------------- how it fails
 
 
-async def refused(stage: Stage, *argv: str, **changes: Any) -> SpawnError:
+async def refused(stage: LauncherStage, *argv: str, **changes: Any) -> SpawnError:
     """The error of a spawn that cannot succeed."""
     with pytest.raises(SpawnError) as caught:
         await stage.launcher.spawn(stage.request(argv, **changes))
@@ -300,7 +314,7 @@ async def refused(stage: Stage, *argv: str, **changes: Any) -> SpawnError:
     ],
 )
 async def test_what_cannot_be_executed_is_told(
-    stage: Stage,
+    stage: LauncherStage,
     tmp_path: Path,
     content: str | None,
     mode: int,
@@ -318,17 +332,21 @@ async def test_what_cannot_be_executed_is_told(
     assert "\n" not in error.text
 
 
-async def test_a_directory_is_not_executable(stage: Stage, tmp_path: Path) -> None:
+async def test_a_directory_is_not_executable(
+    stage: LauncherStage, tmp_path: Path
+) -> None:
     error = await refused(stage, str(tmp_path))
     assert (error.stage, error.exit_status) == ("exec", 126)
 
 
-async def test_a_path_through_a_file_is_not_found(stage: Stage) -> None:
+async def test_a_path_through_a_file_is_not_found(stage: LauncherStage) -> None:
     error = await refused(stage, "/bin/sh/x")
     assert (error.errno, error.exit_status) == (errno.ENOTDIR, 127)
 
 
-async def test_a_missing_interpreter_is_named(stage: Stage, tmp_path: Path) -> None:
+async def test_a_missing_interpreter_is_named(
+    stage: LauncherStage, tmp_path: Path
+) -> None:
     path = tmp_path / "script"
     path.write_text("#!/missing/interpreter -x\n")
     path.chmod(0o755)
@@ -336,14 +354,18 @@ async def test_a_missing_interpreter_is_named(stage: Stage, tmp_path: Path) -> N
     assert "/missing/interpreter" in error.text
 
 
-async def test_arguments_beyond_the_kernels_limit_are_an_error(stage: Stage) -> None:
+async def test_arguments_beyond_the_kernels_limit_are_an_error(
+    stage: LauncherStage,
+) -> None:
     error = await refused(stage, "/bin/true", "x" * 200 * KIB)
     assert (error.errno, error.stage) == (errno.E2BIG, "exec")
     error = await refused(stage, "/bin/true", *["x" * 100 * KIB] * 100)
     assert (error.errno, error.stage) == (errno.E2BIG, "request")
 
 
-async def test_a_limit_that_cannot_be_set_is_the_hosts_failure(stage: Stage) -> None:
+async def test_a_limit_that_cannot_be_set_is_the_hosts_failure(
+    stage: LauncherStage,
+) -> None:
     limits = ((resource.RLIMIT_NOFILE, 20, 10),)
     error = await refused(stage, "/bin/true", rlimits=limits)
     assert (error.errno, error.stage) == (errno.EINVAL, "rlimit")
@@ -351,7 +373,7 @@ async def test_a_limit_that_cannot_be_set_is_the_hosts_failure(stage: Stage) -> 
 
 
 async def test_a_working_directory_that_is_none_is_the_hosts_failure(
-    stage: Stage,
+    stage: LauncherStage,
 ) -> None:
     error = await refused(stage, "/bin/true", cwd_fd=stage.null)
     assert (error.errno, error.stage) == (errno.ENOTDIR, "cwd")
@@ -359,7 +381,9 @@ async def test_a_working_directory_that_is_none_is_the_hosts_failure(
 
 
 # attack 18
-async def test_a_host_without_descriptors_left_keeps_no_child(stage: Stage) -> None:
+async def test_a_host_without_descriptors_left_keeps_no_child(
+    stage: LauncherStage,
+) -> None:
     ours, theirs = os.pipe()
     request = stage.request(("/bin/sleep", "1000"), ((theirs, 3),))
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -400,7 +424,7 @@ async def test_a_launchpad_without_descriptors_left_refuses_a_long_order(
             assert written.decode() == f"{word}\n"
 
 
-async def test_many_at_once_are_given_what_is_theirs(stage: Stage) -> None:
+async def test_many_at_once_are_given_what_is_theirs(stage: LauncherStage) -> None:
     said: dict[int, bytes] = {}
 
     async def one(number: int) -> None:
@@ -416,7 +440,7 @@ async def test_many_at_once_are_given_what_is_theirs(stage: Stage) -> None:
         assert (name, long) == (str(number), str(number % 10) * (number * 300))
 
 
-async def test_after_a_failed_spawn_the_next_one_succeeds(stage: Stage) -> None:
+async def test_after_a_failed_spawn_the_next_one_succeeds(stage: LauncherStage) -> None:
     await refused(stage, "/missing")
     written, _ = await stage.output(("/bin/echo", "here"))
     assert written == b"here\n"
@@ -424,7 +448,7 @@ async def test_after_a_failed_spawn_the_next_one_succeeds(stage: Stage) -> None:
 
 # attack 18: a query that was cancelled is answered all the same.
 async def test_descriptors_of_an_answer_that_no_task_waits_for_are_closed(
-    stage: Stage,
+    stage: LauncherStage,
 ) -> None:
     reader, writer = os.pipe()
     os.close(writer)

@@ -26,7 +26,7 @@ from tests.helpers.spawning import (
     PYTHON,
     ROOT,
     WAYS,
-    Stage,
+    LauncherStage,
     Watched,
     all_ended_within,
     host_command,
@@ -71,7 +71,9 @@ while True:
 
 
 @pytest.fixture(params=WAYS)
-async def stage(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Stage]:
+async def stage(
+    tmp_path: Path, request: pytest.FixtureRequest
+) -> AsyncIterator[LauncherStage]:
     """A launcher whose children start in one of the two ways."""
     async with started(request.param, tmp_path) as stage:
         yield stage
@@ -91,7 +93,7 @@ async def all_ended(watched: list[Watched]) -> None:
 @pytest.mark.parametrize("program", [FAMILY, RENEGADE], ids=["family", "renegade"])
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGUSR1])
 async def test_what_a_child_leaves_is_killed_and_its_siblings_live(
-    stage: Stage, program: str, number: int
+    stage: LauncherStage, program: str, number: int
 ) -> None:
     sibling, others = await stage.family()
     child, pids = await stage.family(program)
@@ -112,7 +114,7 @@ async def test_what_a_child_leaves_is_killed_and_its_siblings_live(
 
 
 # spec S2: the exit is told although a descendant holds descriptor 3
-async def test_the_exit_is_seen_while_a_daemon_lives(stage: Stage) -> None:
+async def test_the_exit_is_seen_while_a_daemon_lives(stage: LauncherStage) -> None:
     child, pids = await stage.family()
     with watching(pids) as family:
         child.send_signal(signal.SIGUSR1)
@@ -121,7 +123,7 @@ async def test_the_exit_is_seen_while_a_daemon_lives(stage: Stage) -> None:
     child.close()
 
 
-async def test_ending_a_tree_ends_what_is_stopped_or_deaf(stage: Stage) -> None:
+async def test_ending_a_tree_ends_what_is_stopped_or_deaf(stage: LauncherStage) -> None:
     child, pids = await stage.family()
     with watching(pids) as family:
         await child.end_tree()
@@ -131,7 +133,7 @@ async def test_ending_a_tree_ends_what_is_stopped_or_deaf(stage: Stage) -> None:
     child.close()
 
 
-async def test_a_stopped_child_ends(stage: Stage) -> None:
+async def test_a_stopped_child_ends(stage: LauncherStage) -> None:
     child, pids = await stage.family()
     child.send_signal(signal.SIGSTOP)
     with watching(pids) as family:
@@ -140,7 +142,9 @@ async def test_a_stopped_child_ends(stage: Stage) -> None:
     child.close()
 
 
-async def test_a_signal_reaches_the_child_alone_or_its_tree(stage: Stage) -> None:
+async def test_a_signal_reaches_the_child_alone_or_its_tree(
+    stage: LauncherStage,
+) -> None:
     program = FAMILY.replace("os.execve(", "#").replace(
         "os.kill(os.getpid(), signal.SIGSTOP)", "pass"
     )
@@ -154,7 +158,7 @@ async def test_a_signal_reaches_the_child_alone_or_its_tree(stage: Stage) -> Non
 
 
 # attack 29, attack 28
-async def test_a_fork_bomb_is_swept(stage: Stage) -> None:
+async def test_a_fork_bomb_is_swept(stage: LauncherStage) -> None:
     ours, theirs = os.pipe()
     argv = (*PYTHON, FORK_BOMB)
     child = await stage.launcher.spawn(stage.request(argv, ((theirs, 3),)))
@@ -175,7 +179,7 @@ STOCK_DESCRIPTORS = 3
 """Of a child that waits: its pidfd, its line, its pipe of reports."""
 
 
-def tally(stage: Stage) -> tuple[object, ...]:
+def tally(stage: LauncherStage) -> tuple[object, ...]:
     """Holdings of host and launchpad: descriptors, children, table rows."""
     stock = len(stock_of(stage.launchpad))
     return (
@@ -187,7 +191,7 @@ def tally(stage: Stage) -> tuple[object, ...]:
 
 
 # I5
-async def test_200_children_leave_nothing(stage: Stage) -> None:
+async def test_200_children_leave_nothing(stage: LauncherStage) -> None:
     for _ in range(3):
         await stage.output(("/bin/true",))
     while not await stage.launcher.stock():  # somebody waits for the next order
@@ -203,7 +207,7 @@ async def test_200_children_leave_nothing(stage: Stage) -> None:
     await eventually(lambda: tally(stage) == before)
 
 
-async def test_each_of_many_at_once_gets_its_own_end(stage: Stage) -> None:
+async def test_each_of_many_at_once_gets_its_own_end(stage: LauncherStage) -> None:
     codes: dict[int, int | None] = {}
 
     async def one(number: int) -> None:
@@ -223,7 +227,7 @@ async def test_each_of_many_at_once_gets_its_own_end(stage: Stage) -> None:
 # ---------------------------------------------------------------- cancellation
 
 
-async def test_a_cancelled_spawn_leaves_no_child(stage: Stage) -> None:
+async def test_a_cancelled_spawn_leaves_no_child(stage: LauncherStage) -> None:
     ours, theirs = os.pipe()
     request = stage.request(("/bin/sleep", "1000"), ((theirs, 3),))
     in_time: list[SpawnedProcess] = []

@@ -281,7 +281,7 @@ async def test_one_look_answers_all_who_wait_for_it(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tenant = await bounded(scene, max_bytes=ROOM)
-    one = growth.of(tenant.puppet.child)
+    one = growth.growth_of(tenant.puppet.child)
     assert one is not None
     await one.begin("sh")
     go_on = threading.Event()

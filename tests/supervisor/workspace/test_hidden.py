@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.workspace.hiding import find_hidden, matches_any_depth
+from supervisor.workspace.hidden_files import find_hidden, matches_any_depth
 from supervisor.workspace.settings import WorkspaceSettings
 from tests.supervisor.workspace.scene import Scene, selection, tree_of, write
 

@@ -27,13 +27,13 @@ MOST_TOKENS = 64
 
 
 class BegunState(msgspec.Struct):
-    """See ``Begun``."""
+    """See ``Uploads``."""
 
     made: int
     writers: list[WriterState]
 
 
-class Begun:
+class Uploads:
     """The unfinished contents of one process.
 
     Args:

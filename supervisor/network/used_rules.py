@@ -23,7 +23,7 @@ class LearnedState(msgspec.Struct):
     left_out: int
 
 
-class Learned:
+class UsedRules:
     """The hosts and ports that one child has asked for, and was allowed.
 
     Attributes:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _SETTINGS: dict[str, Any] = {**COMMAND_LINE, "ignore_unknown_options": True}
 
 
-class Inside(Command):
+class ChildCommand(Command):
     """A command that parses its words itself and writes its own help.
 
     Args:
@@ -42,21 +42,21 @@ class Inside(Command):
         return self.text()
 
 
-@click.command(cls=Inside, text=shell_fs.help_text)
+@click.command(cls=ChildCommand, text=shell_fs.help_text)
 @click.argument("words", nargs=-1, shell_complete=first_of(shell_fs.COMMANDS))
 def fs(words: tuple[str, ...]) -> int:
     """Read and write files: cat, put, ls, stat, cp ..."""
     return shell_fs.main(list(words))
 
 
-@click.command(cls=Inside, text=shell_llm.help_text)
+@click.command(cls=ChildCommand, text=shell_llm.help_text)
 @click.argument("words", nargs=-1, shell_complete=first_of(("chat", "quota", "config")))
 def llm(words: tuple[str, ...]) -> int:
     """Ask the model: chat, quota, config."""
     return shell_llm.main(list(words))
 
 
-@click.command(cls=Inside, text=shell_fd.help_text)
+@click.command(cls=ChildCommand, text=shell_fd.help_text)
 @click.argument(
     "words", nargs=-1, shell_complete=first_of((*shell_fd.COMMANDS, "put", "call"))
 )

@@ -27,7 +27,7 @@ PID_NAMESPACE = "pidns"
 _ALLOW = "choose another policy, or set [fleet] unfenced = true on this node"
 
 
-class Placed(NamedTuple):
+class FleetPlace(NamedTuple):
     """The place of a child in a fleet, and the launcher that starts it.
 
     Attributes:
@@ -100,7 +100,7 @@ def _use_of(workspace: str, config: Config, state_dir: str) -> WorkspaceUse:
     return use
 
 
-def fenced(options: ChildOptions) -> ChildOptions:
+def fence_options(options: ChildOptions) -> ChildOptions:
     """Return options whose child ends with its lease for sure (spec FL6, FL9).
 
     Where the machine gives no pid namespace, the child is not started.

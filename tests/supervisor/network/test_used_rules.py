@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from supervisor.network.learned import MAX_USES, Learned
 from supervisor.network.rules import Grant, Rules
+from supervisor.network.used_rules import MAX_USES, UsedRules
 from tests.supervisor.network.strategies import ADDRESSES, NAMES, PORTS
 
 USES = st.lists(
@@ -23,7 +23,7 @@ USES = st.lists(
 
 # spec NET13
 def test_the_ports_of_a_host_share_a_rule() -> None:
-    learned = Learned()
+    learned = UsedRules()
     for name, port in [
         ("b.test", 443),
         ("a.test", 80),
@@ -43,7 +43,7 @@ def test_the_ports_of_a_host_share_a_rule() -> None:
 
 # spec NET13
 def test_options_that_were_needed_are_in_the_list() -> None:
-    learned = Learned()
+    learned = UsedRules()
     learned.add("git.test", 443, any_tls=True)
     learned.add("git.test", 443)
     learned.add("git.test", 80, any_tls=True)
@@ -62,7 +62,7 @@ def test_options_that_were_needed_are_in_the_list() -> None:
 def test_the_list_allows_what_was_used_and_nothing_else(
     uses: list[tuple[str | IPv4Address | IPv6Address, int, bool, bool]],
 ) -> None:
-    learned = Learned()
+    learned = UsedRules()
     for host, port, private, any_tls in uses:
         learned.add(host, port, private=private, any_tls=any_tls)
     rules = Rules(learned.rules())
@@ -84,7 +84,7 @@ def test_the_list_allows_what_was_used_and_nothing_else(
 
 @pytest.mark.slow
 def test_there_is_a_bound_to_what_is_noted() -> None:
-    learned = Learned()
+    learned = UsedRules()
     for number in range(MAX_USES + 2):
         learned.add(IPv4Address(number), 80)
     learned.add(IPv4Address(0), 80)

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from supervisor.network.addresses import judge
 from supervisor.network.hosts import Address
-from supervisor.network.narrowing import change, narrow
 from supervisor.network.reasons import Reason, Refused
 from supervisor.network.rule import Rule, RuleError, parse_rule, rule_for
+from supervisor.network.rule_changes import change, narrow
 from supervisor.network.rules import Grant, Rules, parse_rules
 from tests.supervisor.network.strategies import ADDRESSES, NAMES, PORTS, rule_lists
 

@@ -12,7 +12,7 @@ import trio
 from demo.provider import serving
 from supervisor.fsproxy.handlers.llm import LEAVE_S
 from supervisor.fsproxy.replies import PROCESS_EXIT
-from supervisor.llm.wire import proxy_for
+from supervisor.llm.transport import proxy_for
 from tests.helpers.canary import KEY
 from tests.helpers.certificates import certificate
 from tests.helpers.sessions import chat_request
