@@ -32,7 +32,7 @@ from benchmarks.report import Report, Row, at_least, at_most
 from hostlib.journal import Journal
 from hostlib.log import Log
 from supervisor.network.addresses import POOL_V4
-from supervisor.network.child_network import ChildNetwork, Identity, Outside
+from supervisor.network.child_network import ChildIdentity, ChildNetwork, Outside
 from supervisor.network.inner_sockets import InnerSockets
 from supervisor.network.own_addresses import read_own_addresses
 from supervisor.network.pool import NAMESPACE_V4
@@ -288,7 +288,7 @@ def _network(child: Namespace, outside: Outside) -> ChildNetwork:
     )
     for sock in (datagram, *streams, *(row[0] for row in listeners.values())):
         sock.setblocking(False)
-    return ChildNetwork(Identity("c1"), settings_from(section), sockets, outside)
+    return ChildNetwork(ChildIdentity("c1"), settings_from(section), sockets, outside)
 
 
 def _own() -> int:

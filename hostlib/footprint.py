@@ -1,7 +1,7 @@
 """Upper bounds for the memory that a child's bytes take once decoded or encoded.
 
 They are found by counting, without decoding.  A request reserves this memory before it is
-parsed (``vfs.payload.Reservation``, attack 42).
+parsed (``vfs.payload.MemoryReservation``, attack 42).
 """
 
 from __future__ import annotations

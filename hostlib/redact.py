@@ -28,7 +28,7 @@ MIN_SECRET_CHARS = 4
 BLOT = "[redacted]"
 
 HEAD_CHARS = 16
-"""Characters of a secret that the regular expression finds; ``Wanted`` follows the rest.
+"""Characters of a secret that the regular expression finds; ``SoughtText`` follows the rest.
 It is more than the common prefix of a provider's keys, which a model can be made to repeat
 many times."""
 
@@ -111,7 +111,7 @@ def _pattern(char: str) -> str:
     return "(?:" + "|".join(way.replace(r"\\", more) for way in ways) + ")"
 
 
-class Wanted:
+class SoughtText:
     """A text to find, in any writing of its characters.
 
     Attributes:
@@ -187,7 +187,7 @@ class Redactor:
         found = {form for one in secrets for form in (one, *_encoded(one.encode()))}
         # The longest first: a secret may be a part of another.
         self._plain = tuple(sorted(found, key=len, reverse=True))
-        self._wanted = tuple(map(Wanted, self._plain))
+        self._wanted = tuple(map(SoughtText, self._plain))
         self._longest = max((one.longest for one in self._wanted), default=0)
         self._heads = {one.text[:HEAD_CHARS] for one in self._wanted}
         self._longest_head = max(

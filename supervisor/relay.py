@@ -37,7 +37,7 @@ from supervisor.run import (
 )
 from supervisor.sandbox import start as sandbox_start
 from supervisor.sandbox.groups import GroupBounds
-from supervisor.sandbox.plan import AUTO, NONE, PROFILES, Machine, Wanted
+from supervisor.sandbox.plan import AUTO, NONE, PROFILES, Machine, WantedWalls
 from supervisor.sandbox.scratch import remove_tree
 from supervisor.sandbox.shown_files import ShownFiles
 from supervisor.spawn.inner_pair import InnerListener
@@ -83,7 +83,7 @@ def run_nested(
     command: tuple[str, ...],
     rights: dict[str, object] | None,
     fds: tuple[str, ...] | None = None,
-    shown: Shown | None = None,
+    shown: ShownPaths | None = None,
 ) -> int:
     """Run one nested child to its end.
 
@@ -102,7 +102,7 @@ def run_nested(
     status = HOST_FAILED
     try:
         with _directory_of_its_own() as tmp:
-            nested = Nested(command, rights, fds, tmp, shown or Shown())
+            nested = Nested(command, rights, fds, tmp, shown or ShownPaths())
             status = run_program("relay", _relay_or_say_why, launchpad, nested)
     except OSError as why:
         where = os.environ.get("TMPDIR")
@@ -113,7 +113,7 @@ def run_nested(
     return status
 
 
-class Shown(NamedTuple):
+class ShownPaths(NamedTuple):
     """The paths and names that a nested child reaches by system calls.
 
     Attributes:
@@ -142,7 +142,7 @@ class Nested(NamedTuple):
     rights: dict[str, object] | None
     fds: tuple[str, ...] | None
     tmp: str | None
-    shown: Shown = Shown()
+    shown: ShownPaths = ShownPaths()
 
     @property
     def is_narrowed(self) -> bool:
@@ -288,8 +288,8 @@ async def _network(
         yield None
         return
     from supervisor.network.child_network import (  # noqa: PLC0415 - with one
+        ChildIdentity,
         ChildNetwork,
-        Identity,
         Outside,
     )
     from supervisor.network.service import order_of, sockets_of  # noqa: PLC0415 - as above
@@ -303,7 +303,7 @@ async def _network(
 
         def serve(made: list[socket.socket], has_v6: bool) -> None:
             sockets = sockets_of(settings, made, has_v6=has_v6)
-            network = ChildNetwork(Identity("nested"), settings, sockets, outside)
+            network = ChildNetwork(ChildIdentity("nested"), settings, sockets, outside)
             stack.push_async_callback(network.aclose)
             network.start(nursery)
 
@@ -360,7 +360,7 @@ async def _spawn(
         )
         bounds = GroupBounds(why_none="a nested child is in its parent's")
         is_served = listener is not None
-        wanted = Wanted(profile, network, files, bounds, is_served)
+        wanted = WantedWalls(profile, network, files, bounds, is_served)
         process, walls = await sandbox_start.spawn(launcher, Machine(), request, wanted)
         if listener is not None:
             try:

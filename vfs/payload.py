@@ -238,13 +238,13 @@ class PayloadBudget:
         self.used_bytes += room_size
         return Payload(self, size, room, -1)
 
-    def reservation(self, ledger: Ledger, size_bytes: int = 0) -> Reservation:
+    def reservation(self, ledger: Ledger, size_bytes: int = 0) -> MemoryReservation:
         """Return a reservation of memory for a request of a ledger's child.
 
         Raises:
             OSError: ``ENOMEM``: the child or the host has too little memory left.
         """
-        reservation = Reservation(self, ledger)
+        reservation = MemoryReservation(self, ledger)
         reservation.resize(size_bytes)
         return reservation
 
@@ -277,7 +277,7 @@ class PayloadBudget:
             _unmap(room)
 
 
-class Reservation:
+class MemoryReservation:
     """The reserved memory of one request; made by ``PayloadBudget.reservation``.
 
     Attributes:

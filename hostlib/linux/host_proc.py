@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
         kind: str
 
-    class Handle(Protocol):
+    class ProcFile(Protocol):
         """The part of an open file that is read here."""
 
         @property
@@ -41,7 +41,7 @@ _MOST_ANCESTORS = 64
 """More than a session has; a process that is nested deeper counts as the host's."""
 
 
-def shows_host(handle: Handle) -> bool:
+def shows_host(handle: ProcFile) -> bool:
     """Return whether an open file shows a process of the host, or its memory.
 
     Args:

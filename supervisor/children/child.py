@@ -66,7 +66,7 @@ if TYPE_CHECKING:
     from supervisor.fsproxy.session import Session
     from supervisor.fsproxy.traffic import Traffic
     from supervisor.parts import Parts
-    from supervisor.sandbox.plan import Wanted
+    from supervisor.sandbox.plan import WantedWalls
     from supervisor.spawn.launcher import Launcher
     from supervisor.spawn.launchpad.layers.loopback import LoopbackOrder
     from supervisor.spawn.process import ExitStatus, SpawnedProcess
@@ -133,7 +133,7 @@ class Child:
         self.scope = trio.CancelScope()
         self.process: SpawnedProcess | None = None
         self.places: tuple[Place, ...] = ()
-        self.wanted: Wanted | None = None
+        self.wanted: WantedWalls | None = None
         self.walls = Walls(spec.sandbox.name)
         self.limits = ChildLimits(host, self)
         self._host = host
@@ -423,7 +423,9 @@ class Child:
         for text in texts:
             self._host.log.write("WARNING", text, child_id=self.id)
 
-    def _open_start(self, stack: AsyncExitStack, cwd_fd: int, wanted: Wanted) -> int:
+    def _open_start(
+        self, stack: AsyncExitStack, cwd_fd: int, wanted: WantedWalls
+    ) -> int:
         """Return a descriptor of the child's first directory, as its mounts show it."""
         path = self.spec.cwd
         mount = wanted.files.mount_of(path)
@@ -440,7 +442,7 @@ class Child:
         stack.callback(forks.forget, self.id)
 
     async def _spawn(
-        self, cwd_fd: int, ends: Ends, env: dict[str, str], wanted: Wanted
+        self, cwd_fd: int, ends: Ends, env: dict[str, str], wanted: WantedWalls
     ) -> SpawnedProcess:
         spec = self.spec
         stdio = zip(spec.stdio, STANDARD, strict=True)

@@ -1,6 +1,6 @@
 """The walls of one child: its files, its user, its groups, and the report on them.
 
-A child's profile becomes ``Wanted``, with a user and groups of the host's; ``Walls`` are
+A child's profile becomes ``WantedWalls``, with a user and groups of the host's; ``Walls`` are
 what the child then runs in. Both outlive a hand-over as ``WallsState``.
 """
 
@@ -12,7 +12,7 @@ from supervisor.children.child_state import WallsState
 from supervisor.sandbox import refusals, start
 from supervisor.sandbox.groups import Groups
 from supervisor.sandbox.host_directories import resolver_locations
-from supervisor.sandbox.plan import PROFILES, Walls, Wanted
+from supervisor.sandbox.plan import PROFILES, Walls, WantedWalls
 from supervisor.sandbox.shown_files import ShownFiles
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def take_wanted(
     spec: ChildSpec,
     workspaces: ChildWorkspaces | None,
     stack: AsyncExitStack,
-) -> tuple[Wanted, Groups]:
+) -> tuple[WantedWalls, Groups]:
     """Return the walls that a child is to run in, and its groups.
 
     Args:
@@ -63,7 +63,7 @@ def restore_wanted(
     spec: ChildSpec,
     left: WallsState,
     stack: AsyncExitStack,
-) -> tuple[Wanted, Groups]:
+) -> tuple[WantedWalls, Groups]:
     """Return the same as ``take_wanted`` for a child of the program before.
 
     Args:
@@ -84,7 +84,7 @@ def restore_wanted(
     return wanted, groups
 
 
-def snapshot_walls(walls: Walls, wanted: Wanted | None, init: int) -> WallsState:
+def snapshot_walls(walls: Walls, wanted: WantedWalls | None, init: int) -> WallsState:
     """Return what the next program takes over.
 
     Args:
@@ -124,7 +124,7 @@ def report_walls(
     _tell_lost_layers(host, spec, walls)
 
 
-def _describe_wanted(host: Parts, spec: ChildSpec) -> Wanted:
+def _describe_wanted(host: Parts, spec: ChildSpec) -> WantedWalls:
     """Return the walls that a child is to run in, as far as its description says."""
     others = dict.fromkeys(host.settings.written, False)
     hidden = host.apart.locations(spec.made_in) if spec.sandbox.layers else ()
@@ -138,7 +138,7 @@ def _describe_wanted(host: Parts, spec: ChildSpec) -> Wanted:
         theirs={**others, **spec.written_dirs},
         hidden=hidden,
     )
-    return Wanted(
+    return WantedWalls(
         spec.sandbox,
         spec.network,
         files,

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
     from supervisor.children.held_descriptors import HeldDescriptors
     from supervisor.parts import Parts
-    from supervisor.sandbox.plan import Wanted
+    from supervisor.sandbox.plan import WantedWalls
     from supervisor.spawn.process import SpawnedProcess
     from supervisor.workspace.branches import Rollback
     from supervisor.workspace.use import WorkspaceUse
@@ -128,7 +128,7 @@ class ChildWorkspaces:
             if use.drop != "never":
                 stack.push_async_callback(self._drop, use)
 
-    async def mount(self, stack: AsyncExitStack, wanted: Wanted) -> Place | None:
+    async def mount(self, stack: AsyncExitStack, wanted: WantedWalls) -> Place | None:
         """Mount them until the child is gone; return FD 3's root if that is one.
 
         Raises:
@@ -170,7 +170,7 @@ class ChildWorkspaces:
         return await in_thread(view.open_root, spec, wanted)
 
     async def take_mounts(
-        self, stack: AsyncExitStack, wanted: Wanted, root: Place | None
+        self, stack: AsyncExitStack, wanted: WantedWalls, root: Place | None
     ) -> None:
         """Hold the mounts that the child has made, for FD 3 and for its tools.
 
@@ -219,7 +219,7 @@ class ChildWorkspaces:
                 self._add_audit(stack, index, use)
         self._count_descriptors(stack, left.values())
 
-    def restore_shown(self, wanted: Wanted, left: Mapping[int, str]) -> None:
+    def restore_shown(self, wanted: WantedWalls, left: Mapping[int, str]) -> None:
         """Show in the walls of a running child what the program before showed."""
         wanted.locks = self._held.find_by_word(LOCK)
         view.restore_shown(wanted, self._child.spec, left)
@@ -290,7 +290,9 @@ class ChildWorkspaces:
 
     # Mounts and locks
 
-    async def _mount_one(self, use: WorkspaceUse, wanted: Wanted) -> MountedWorkspace:
+    async def _mount_one(
+        self, use: WorkspaceUse, wanted: WantedWalls
+    ) -> MountedWorkspace:
         """Mount a workspace, or take the mount of a child that shares it."""
         if not use.is_shared:
             return await self._mount_new(use, wanted)
@@ -307,7 +309,9 @@ class ChildWorkspaces:
                     return mounted or await self._mount_new(use, wanted)
             await last.gone.wait()
 
-    async def _mount_new(self, use: WorkspaceUse, wanted: Wanted) -> MountedWorkspace:
+    async def _mount_new(
+        self, use: WorkspaceUse, wanted: WantedWalls
+    ) -> MountedWorkspace:
         if "mountns" not in wanted.profile.layers:
             how = "add it to its layers, or name another profile (--sandbox)"
             raise refusals.no_workspace(use.base, start.NO_MOUNTNS, how)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     import trio
 
-    from supervisor.sandbox.plan import Wanted
+    from supervisor.sandbox.plan import WantedWalls
     from supervisor.spec import ChildSpec
     from supervisor.workspace.use import WorkspaceUse
 
@@ -43,7 +43,7 @@ class Sharer(Protocol):
 
     id: str
     spec: ChildSpec
-    wanted: Wanted | None
+    wanted: WantedWalls | None
     gone: trio.Event
 
     @property

@@ -31,7 +31,7 @@ USAGE = 2
 ABOUT = "Host programs that a language model drives: one child, one door."
 
 
-class Entry(NamedTuple):
+class CommandEntry(NamedTuple):
     """A command of the table.
 
     Attributes:
@@ -43,58 +43,76 @@ class Entry(NamedTuple):
     help: str
 
 
-COMMANDS: dict[str, dict[str, Entry]] = {
+COMMANDS: dict[str, dict[str, CommandEntry]] = {
     "Run": {
-        "run": Entry("run", "Run one child behind one door."),
-        "pipeline": Entry(
+        "run": CommandEntry("run", "Run one child behind one door."),
+        "pipeline": CommandEntry(
             "run", "Run children joined stdout to stdin, each with its own door."
         ),
-        "shim": Entry("shim", "Install commands that run the host's tools."),
-        "recipe": Entry(
+        "shim": CommandEntry("shim", "Install commands that run the host's tools."),
+        "recipe": CommandEntry(
             "recipe", "Print what an agent needs to ask the model by the host."
         ),
     },
     "Inside a child": {
-        "relay": Entry("relay", "Run a nested child with at most these rights."),
-        "fs": Entry(
+        "relay": CommandEntry("relay", "Run a nested child with at most these rights."),
+        "fs": CommandEntry(
             "child_commands", "Read and write files: cat, put, ls, stat, cp ..."
         ),
-        "llm": Entry("child_commands", "Ask the model: chat, quota, config."),
-        "fd": Entry(
+        "llm": CommandEntry("child_commands", "Ask the model: chat, quota, config."),
+        "fd": CommandEntry(
             "child_commands", "Page through large contents: read, search, wrap ..."
         ),
-        "mcp": Entry("fds", "Serve LLM fds to an MCP client on stdin and stdout."),
+        "mcp": CommandEntry(
+            "fds", "Serve LLM fds to an MCP client on stdin and stdout."
+        ),
     },
     "Workspaces": {
-        "workspace": Entry("workspace", "Look at changes; commit or discard them."),
+        "workspace": CommandEntry(
+            "workspace", "Look at changes; commit or discard them."
+        ),
     },
     "Daemon": {
-        "serve": Entry("serve", "Be the daemon: keep the configured children."),
-        "spawn": Entry("daemon", "Start a child in the daemon."),
-        "ps": Entry("tables", "List the children of a host."),
-        "clients": Entry("tables", "List the clients of a host, nested ones included."),
-        "files": Entry("tables", "List the files that clients have open."),
-        "quota": Entry("tables", "List what clients have spent on the model."),
-        "network": Entry("network", "Tell what a child has reached; change its rules."),
-        "logs": Entry("daemon", "Print what a child said."),
-        "events": Entry("daemon", "Print the journal as it is written, JSON lines."),
-        "stats": Entry("daemon", "Print figures of the daemon itself."),
-        "kill": Entry("daemon", "Signal a child; its restart policy decides the rest."),
-        "stop": Entry("daemon", "Stop children for good, or the daemon."),
-        "reload": Entry("daemon", "Have the daemon read its configuration anew."),
+        "serve": CommandEntry("serve", "Be the daemon: keep the configured children."),
+        "spawn": CommandEntry("daemon", "Start a child in the daemon."),
+        "ps": CommandEntry("tables", "List the children of a host."),
+        "clients": CommandEntry(
+            "tables", "List the clients of a host, nested ones included."
+        ),
+        "files": CommandEntry("tables", "List the files that clients have open."),
+        "quota": CommandEntry("tables", "List what clients have spent on the model."),
+        "network": CommandEntry(
+            "network", "Tell what a child has reached; change its rules."
+        ),
+        "logs": CommandEntry("daemon", "Print what a child said."),
+        "events": CommandEntry(
+            "daemon", "Print the journal as it is written, JSON lines."
+        ),
+        "stats": CommandEntry("daemon", "Print figures of the daemon itself."),
+        "kill": CommandEntry(
+            "daemon", "Signal a child; its restart policy decides the rest."
+        ),
+        "stop": CommandEntry("daemon", "Stop children for good, or the daemon."),
+        "reload": CommandEntry(
+            "daemon", "Have the daemon read its configuration anew."
+        ),
     },
     "Fleet": {
-        "fleet": Entry("fleet", "Run children on many machines."),
+        "fleet": CommandEntry("fleet", "Run children on many machines."),
     },
     "Diagnose": {
-        "check-config": Entry("check_config", "Tell every fault of a configuration."),
-        "doctor": Entry("doctor", "Tell what this machine gives, or lacks."),
-        "top": Entry("observe", "Show what each child does now."),
-        "trace": Entry("observe", "Print what a client did, in order."),
+        "check-config": CommandEntry(
+            "check_config", "Tell every fault of a configuration."
+        ),
+        "doctor": CommandEntry("doctor", "Tell what this machine gives, or lacks."),
+        "top": CommandEntry("observe", "Show what each child does now."),
+        "trace": CommandEntry("observe", "Print what a client did, in order."),
     },
     "Set up": {
-        "completion": Entry("completion", "Print the completion script of a shell."),
-        "man": Entry("man", "Write the manual pages into a directory."),
+        "completion": CommandEntry(
+            "completion", "Print the completion script of a shell."
+        ),
+        "man": CommandEntry("man", "Write the manual pages into a directory."),
     },
 }
 """The commands by group, as ``--help`` shows them."""
@@ -103,7 +121,7 @@ ALIASES = {"ws": "workspace"}
 """Shorter names of commands."""
 
 
-class Commands(Group):
+class CommandGroup(Group):
     """All commands, each imported when it is asked for."""
 
     def list_commands(self, _ctx: click.Context) -> list[str]:
@@ -146,7 +164,7 @@ class Commands(Group):
                 )
 
 
-app = Commands(
+app = CommandGroup(
     "sandhost",
     help=ABOUT,
     epilog="'sandhost COMMAND --help' tells a command's options, with an example.",

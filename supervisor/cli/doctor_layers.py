@@ -17,7 +17,7 @@ from supervisor.sandbox.plan import (
     PROFILES,
     Machine,
     Walls,
-    Wanted,
+    WantedWalls,
     named,
 )
 from supervisor.spawn.request import SpawnError, SpawnRequest
@@ -100,7 +100,7 @@ async def _try(launchpad: LaunchpadProcess) -> tuple[Walls, str]:
             await nursery.start(launcher.run)
             machine = Machine()
             files = ShownFiles(scratch.tmp, own=(scratch.tmp, scratch.run))
-            wanted = Wanted(PROFILES["auto"], "none", files, made.bounds(Limits()))
+            wanted = WantedWalls(PROFILES["auto"], "none", files, made.bounds(Limits()))
             if "uid" not in machine.lacking:
                 wanted.user = machine.take_user()
             argv = (sys.executable, "-I", "-S", "-c", "")
@@ -127,7 +127,7 @@ async def _try(launchpad: LaunchpadProcess) -> tuple[Walls, str]:
 
 
 async def _spawn_with_or_without_user(
-    spawn: Callable[[], Awaitable[tuple[SpawnedProcess, Walls]]], wanted: Wanted
+    spawn: Callable[[], Awaitable[tuple[SpawnedProcess, Walls]]], wanted: WantedWalls
 ) -> tuple[SpawnedProcess, Walls, str]:
     """Start it; without a user if root has none for it, with the reason."""
     try:

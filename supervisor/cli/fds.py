@@ -1,4 +1,4 @@
-"""``sandhost mcp``: LLM fds for an MCP client; ``sandhost fd`` runs elsewhere."""
+"""``sandhost mcp``: LLM fds for an MCP client; a child has ``sandhost fd``."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ class NetworkFault(OptionError):  # noqa: N818 - beside the words of options
     """An option of the network that cannot be used."""
 
 
-class Network(NamedTuple):
+class NetworkOptions(NamedTuple):
     """The network of a run.
 
     Attributes:
@@ -48,7 +48,7 @@ def network_of(
     given: Mapping[str, Any],
     policy: PolicySection | None,
     config: Config | None = None,
-) -> Network:
+) -> NetworkOptions:
     """Return the network of a run.
 
     Args:
@@ -71,18 +71,18 @@ def network_of(
     is_word = section.network in ("none", "host")
     word = section.mode if asked else _policy_network(policy, key).word
     is_more = bool(section.publish or section.credentials)
-    return Network(word, section if is_more or not is_word else None, key)
+    return NetworkOptions(word, section if is_more or not is_word else None, key)
 
 
-def _policy_network(policy: PolicySection | None, key: str) -> Network:
+def _policy_network(policy: PolicySection | None, key: str) -> NetworkOptions:
     if policy is None:
-        return Network(None, None, key)
+        return NetworkOptions(None, None, key)
     from supervisor.config.policy import (  # noqa: PLC0415 - with a policy
         network_keys_of,
         network_word,
     )
 
-    return Network(network_word(policy), network_keys_of(policy), key)
+    return NetworkOptions(network_word(policy), network_keys_of(policy), key)
 
 
 def _section(given: Mapping[str, Any], policy: PolicySection | None) -> NetworkSection:

@@ -137,10 +137,10 @@ def show_top(
             lines = table(rows, tables.terminal_width())
             print_text("".join(f"{line}\n" for line in lines))
         return 0
-    from supervisor.cli.top_screen import Question, Source, run_screen  # noqa: PLC0415
+    from supervisor.cli.top_screen import HostQuestion, Source, run_screen  # noqa: PLC0415
 
     screen = Screen(how["sort"], how["wanted"])
-    source = Source(path, Question(do), rows_of, fault_of)
+    source = Source(path, HostQuestion(do), rows_of, fault_of)
     run_screen(source, screen, how["interval_s"])
     return 0
 
@@ -157,16 +157,16 @@ def _sample_twice(
     interval_s: float,
 ) -> list[dict[str, Any]]:
     """Return the rows of two looks: a rate needs both."""
-    from supervisor.cli.top import Look, figures  # noqa: PLC0415
+    from supervisor.cli.top import HostLook, figures  # noqa: PLC0415
     from supervisor.control.client import call  # noqa: PLC0415
 
     rows, _ = rows_of(call(path, do))
-    before = Look(time.monotonic(), rows)
+    before = HostLook(time.monotonic(), rows)
     select.select([], [], [], min(interval_s, LONGEST_PAUSE_S))
     rows, missing = rows_of(call(path, do))
     if missing:
         print_stderr("sandhost top", missing)
-    return figures(before, Look(time.monotonic(), rows))
+    return figures(before, HostLook(time.monotonic(), rows))
 
 
 @click.command(cls=Command, epilog="Example: sandhost trace c1 --journal run.jsonl")

@@ -79,7 +79,7 @@ def relay(  # noqa: PLR0913 - a command line
 
     Inside a child: the nested one is behind a proxy on this child's FD 3.
     """
-    from supervisor.relay import Shown, run_nested  # noqa: PLC0415 - needs Trio
+    from supervisor.relay import ShownPaths, run_nested  # noqa: PLC0415 - needs Trio
 
     rights: dict[str, object] = {}
     if read or write:
@@ -94,7 +94,7 @@ def relay(  # noqa: PLR0913 - a command line
         rights["quota"] = quota
     fds = fd if fd or no_fds else None
     readable = tuple(path for path in read if path.startswith("/"))
-    shown = Shown(_check_exposed(expose), readable, _read_rules(network))
+    shown = ShownPaths(_check_exposed(expose), readable, _read_rules(network))
     return run_nested(launchpad, command, rights or None, fds, shown)
 
 

@@ -39,7 +39,7 @@ from supervisor.cli.options import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Sequence
 
-    from supervisor.cli.network_options import Network
+    from supervisor.cli.network_options import NetworkOptions
     from supervisor.config.document import Config
     from supervisor.llm.recipe import Recipe
     from supervisor.sandbox.plan import Profile
@@ -437,7 +437,7 @@ def _read_option(option: str, read: Callable[[*Ts], T], *values: *Ts) -> T:
 
 
 def _walls(
-    config: Config | None, policy: Any, sandbox: str | None, network: Network
+    config: Config | None, policy: Any, sandbox: str | None, network: NetworkOptions
 ) -> dict[str, Any]:
     """Return the profile and the network of the children."""
     from supervisor.config.sandbox import (  # noqa: PLC0415 - with the configuration

@@ -47,7 +47,7 @@ HELP = "q quit  / filter  arrows k kill K kill -9  sort: " + " ".join(
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class HostLook:
     """The answer of a host at one moment.
 
     Attributes:
@@ -59,7 +59,7 @@ class Look:
     rows: Sequence[Row]
 
 
-def figures(before: Look | None, now: Look) -> list[Row]:
+def figures(before: HostLook | None, now: HostLook) -> list[Row]:
     """Return one flat row for each child, with rates since the look before."""
     earlier: dict[Any, Row] = {}
     span_s = 0.0

@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from supervisor.cli.top import Look, Screen, figures
+from supervisor.cli.top import HostLook, Screen, figures
 from supervisor.control.client import ControlError, Exchange
 
 if TYPE_CHECKING:
@@ -54,21 +54,21 @@ CONNECT_S = 0.5
 """Longest wait for a connection, which the kernel makes at once; keys wait for it."""
 
 
-class Question(NamedTuple):
+class HostQuestion(NamedTuple):
     """A question or order to a host."""
 
     do: str
     args: dict[str, Any] | None = None
 
 
-class Answer(NamedTuple):
+class HostAnswer(NamedTuple):
     """The host's answer; a ``ControlError`` for silence or a refusal."""
 
-    question: Question
+    question: HostQuestion
     result: Any
 
 
-class Conversation:
+class HostQuestions:
     """Questions to a host, one after another, while keys are read.
 
     Args:
@@ -77,10 +77,10 @@ class Conversation:
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self._questions: deque[Question] = deque()
+        self._questions: deque[HostQuestion] = deque()
         self._exchange: Exchange | None = None
 
-    def ask(self, *questions: Question) -> None:
+    def ask(self, *questions: HostQuestion) -> None:
         """Ask when the questions before are answered."""
         self._questions.extend(questions)
 
@@ -93,7 +93,7 @@ class Conversation:
         patience_s = max(0.0, until_s - time.monotonic())
         return fd in select.select(fds, (), (), patience_s)[0]
 
-    def answers(self) -> Iterator[Answer]:
+    def answers(self) -> Iterator[HostAnswer]:
         """Yield the answers that are there, and ask the next question."""
         while self._questions:
             question = self._questions[0]
@@ -109,7 +109,7 @@ class Conversation:
             except ControlError as why:
                 result = why
             self.close()
-            yield Answer(self._questions.popleft(), result)
+            yield HostAnswer(self._questions.popleft(), result)
 
     @staticmethod
     def _is_answered(exchange: Exchange) -> bool:
@@ -140,7 +140,7 @@ class Source(NamedTuple):
     """
 
     path: str
-    look: Question
+    look: HostQuestion
     rows: Callable[[Any], tuple[list[dict[str, Any]], str]]
     fault: Callable[[ControlError], ControlError]
 
@@ -148,9 +148,9 @@ class Source(NamedTuple):
 def run_screen(source: Source, screen: Screen, interval_s: float) -> None:
     """Show its children until ``q``; stdin and stdout are a terminal."""
     console = Console(highlight=False)
-    before: Look | None = None
+    before: HostLook | None = None
     with (
-        closing(Conversation(source.path)) as host,
+        closing(HostQuestions(source.path)) as host,
         _keys() as fd,
         Live(console=console, screen=True, auto_refresh=False, transient=True) as live,
     ):
@@ -175,18 +175,18 @@ def run_screen(source: Source, screen: Screen, interval_s: float) -> None:
                     return
                 if wish.kill:
                     args = {"name": wish.kill, "signal": wish.signal}
-                    host.ask(Question("kill", args))
+                    host.ask(HostQuestion("kill", args))
 
 
 def _show(
-    screen: Screen, before: Look | None, source: Source, result: Any
-) -> Look | None:
+    screen: Screen, before: HostLook | None, source: Source, result: Any
+) -> HostLook | None:
     if isinstance(result, ControlError):
         screen.notice = str(result)
         return None
     rows, missing = source.rows(result)
     screen.notice = missing or screen.notice
-    now = Look(time.monotonic(), rows)
+    now = HostLook(time.monotonic(), rows)
     screen.show(figures(before, now))
     return now
 

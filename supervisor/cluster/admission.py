@@ -72,7 +72,7 @@ class _Figures(msgspec.Struct, frozen=True):
     fleet: FleetFigures | None
 
 
-class Place(NamedTuple):
+class DaemonPlace(NamedTuple):
     """A daemon, and where it keeps what its node of a fleet needs."""
 
     control: str
@@ -114,7 +114,7 @@ class Entered(NamedTuple):
     note: str
 
 
-def find_place(control: str | None) -> Place:
+def find_place(control: str | None) -> DaemonPlace:
     """Return the daemon that is meant.
 
     Raises:
@@ -131,10 +131,10 @@ def find_place(control: str | None) -> Place:
         ) from None
     directory = ray_processes.directory_of(figures.state_dir)
     # A node actor has another working directory.
-    return Place(absolute(path), directory, figures.max_children, figures.fleet)
+    return DaemonPlace(absolute(path), directory, figures.max_children, figures.fleet)
 
 
-def find_left_place(control: str | None) -> Place:
+def find_left_place(control: str | None) -> DaemonPlace:
     """Return the daemon that is meant, or the place of one that does not answer.
 
     Its node's door tells the directory: the node actor outlives the daemon.
@@ -150,11 +150,11 @@ def find_left_place(control: str | None) -> Place:
         if is_there(door_of(path)):
             with suppress(ControlError):
                 directory = FleetClient(path).ask("here")["directory"]
-                return Place(path, directory, 0, None)
+                return DaemonPlace(path, directory, 0, None)
         raise
 
 
-def enter(place: Place, options: Options) -> Entered:
+def enter(place: DaemonPlace, options: Options) -> Entered:
     """Start Ray and the actors here; return when the node is up.
 
     Raises:
@@ -307,7 +307,10 @@ def _set_up(order: SetupOrder, lock: int) -> Entered:
 
 
 def leave(
-    place: Place, ask: Callable[[FleetClient], object], *, may_end_fleet: bool = False
+    place: DaemonPlace,
+    ask: Callable[[FleetClient], object],
+    *,
+    may_end_fleet: bool = False,
 ) -> str | None:
     """Take this node out of its fleet, and end its Ray; return what was not as usual.
 
@@ -343,7 +346,7 @@ def leave(
     return None
 
 
-def _leave_without_ray(place: Place, reason: str) -> str:
+def _leave_without_ray(place: DaemonPlace, reason: str) -> str:
     """Have a daemon leave by itself; return that it has.
 
     Args:

@@ -19,7 +19,7 @@ import trio
 
 from supervisor.cluster.requests import Nothing, Requests, read
 from supervisor.fleet.clocks import read_clocks
-from supervisor.fleet.directory import Directory, FleetError, SpawnRequest
+from supervisor.fleet.directory import Directory, FleetError, PlacementRequest
 from supervisor.fleet.lease import LEASE_S
 from supervisor.fleet.listings import (  # noqa: TC001 - msgspec looks at them
     ShownChild,
@@ -244,7 +244,7 @@ class DirectoryService:
         return self._directory.workspace(read(args, FindChild).name)
 
     async def _spawn(self, args: bytes) -> dict[str, str]:
-        request = read(args, SpawnRequest)
+        request = read(args, PlacementRequest)
         ids, step = self._directory.spawn(request, read_clocks())
         await self._finish(step)
         return ids

@@ -41,7 +41,7 @@ from supervisor.control.server import (
     Orders,
     UnavailableOrderError,
 )
-from supervisor.fleet.directory import SpawnRequest
+from supervisor.fleet.directory import PlacementRequest
 from supervisor.fleet.listings import ShownChild, ShownFleet, ShownNode
 from supervisor.fleet.messages import VERSION
 
@@ -199,7 +199,7 @@ class _Held(NamedTuple):
     scope: trio.CancelScope
 
 
-class Door:
+class NodeDoor:
     """The door of one node.
 
     Args:
@@ -296,7 +296,7 @@ class Door:
 
         One that may wait is not waited for until it is placed.
         """
-        request = msgspec.convert(words, SpawnRequest)
+        request = msgspec.convert(words, PlacementRequest)
         _check_words(request)
         ids = await self._read("spawn", request, dict[str, str])
         until = DECIDED if request.wait else STARTED
@@ -664,7 +664,7 @@ def _life_of(child: ShownChild) -> dict[str, object]:
     }
 
 
-def _check_words(request: SpawnRequest) -> None:
+def _check_words(request: PlacementRequest) -> None:
     """Refuse names that no child, no node and no label can have.
 
     Raises:

@@ -38,7 +38,7 @@ from hostlib.threads import LoopThread, in_abandonable_thread
 from supervisor.cluster import ray_processes
 from supervisor.cluster.client import door_of
 from supervisor.cluster.directory_start import READY, DirectoryStart
-from supervisor.cluster.door import Door
+from supervisor.cluster.door import NodeDoor
 from supervisor.cluster.node_service import JoinState, NodeService
 from supervisor.cluster.requests import UnavailableError, result_of
 from supervisor.fleet.messages import VERSION
@@ -353,7 +353,7 @@ class NodeActor:
             nursery.start_soon(_end_with, os.getppid())
             nursery.start_soon(self._others.mailbox.run)
             await nursery.start(self._service.run)
-            nursery.start_soon(Door(self._service).serve, door, self._log)
+            nursery.start_soon(NodeDoor(self._service).serve, door, self._log)
             task_status.started()
 
     def _end(self) -> None:

@@ -74,13 +74,13 @@ def fd_options(
         tools: None: every tool is offered.
         section: None: the usual sizes.
     """
-    from supervisor.llmfd import Retention, Settings  # noqa: PLC0415 - with LLM fds
+    from supervisor.llmfd import ContentSettings, Retention  # noqa: PLC0415 - with LLM fds
     from supervisor.llmfd.opening import FdOptions  # noqa: PLC0415 - as above
 
     section = section or FileDescriptorSection()
     return FdOptions(
         tools=None if tools is None else frozenset(tools.enabled),
-        settings=Settings(
+        settings=ContentSettings(
             page_size=section.default_page_size,
             max_output=section.max_direct_output_chars,
             max_input=section.max_input_chars,

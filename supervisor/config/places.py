@@ -56,7 +56,7 @@ _KEY_WITHIN = (
 )
 
 
-class Place(NamedTuple):
+class ConfiguredPlace(NamedTuple):
     """The place of a path.
 
     Attributes:
@@ -68,16 +68,16 @@ class Place(NamedTuple):
     path: str
     identities: tuple[tuple[object, ...], ...]
 
-    def lies_in(self, other: Place) -> bool:
+    def lies_in(self, other: ConfiguredPlace) -> bool:
         """Return whether it is beneath another one; the same one is not."""
         return other.identities[0] in self.identities[1:]
 
-    def is_same(self, other: Place) -> bool:
+    def is_same(self, other: ConfiguredPlace) -> bool:
         """Return whether both are the same."""
         return self.identities[0] == other.identities[0]
 
 
-def place_of(path: str) -> Place:
+def place_of(path: str) -> ConfiguredPlace:
     """Return the place of a path.
 
     Raises:
@@ -100,7 +100,7 @@ def place_of(path: str) -> Place:
             top = (status.st_dev, status.st_ino)
             identities += ((*top, *missing[:n]) for n in range(len(missing), 0, -1))
         identities.append((status.st_dev, status.st_ino))
-    return Place(str(Path(path).absolute()), tuple(identities))
+    return ConfiguredPlace(str(Path(path).absolute()), tuple(identities))
 
 
 def _grant_fault(path: str, *, is_written: bool) -> str:
@@ -168,7 +168,7 @@ def check_workspaces(config: Config) -> Iterator[tuple[str, str]]:
 
 def check_roots(config: Config) -> Iterator[tuple[str, str]]:
     """Yield (key, reason) for each root that is no directory, or lies in another one."""
-    roots: list[tuple[str, Place]] = []
+    roots: list[tuple[str, ConfiguredPlace]] = []
     for name, policy in config.policy.items():
         if policy.root is None:
             continue
@@ -192,7 +192,7 @@ def check_roots(config: Config) -> Iterator[tuple[str, str]]:
 
 def check_bases(config: Config) -> Iterator[tuple[str, str]]:
     """Yield (key, reason) for each base that is unusable, or lies in another one."""
-    seen: list[tuple[str, Place]] = []
+    seen: list[tuple[str, ConfiguredPlace]] = []
     for name, section in config.workspace.items():
         key = f"workspace.{joined(name)}.base"
         reasons = list(islice(_faults_of_base(section.base), 1))
@@ -215,7 +215,7 @@ def check_bases(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def _check_repeated(
-    config: Config, places: Mapping[str, Place]
+    config: Config, places: Mapping[str, ConfiguredPlace]
 ) -> Iterator[tuple[str, str]]:
     for policy_name, policy in config.policy.items():
         used = [(name, places[name]) for name in policy.workspace if name in places]
@@ -240,7 +240,7 @@ def _faults_of_base(base: str) -> Iterator[str]:
         yield f"user {status.st_uid} owns {base!r}; name a directory of user {os.geteuid()}"
 
 
-def nesting_fault(root: Place, other: Place, owner: str) -> str:
+def nesting_fault(root: ConfiguredPlace, other: ConfiguredPlace, owner: str) -> str:
     """Return why a root cannot be beside a policy's: one lies in the other."""
     if not (root.lies_in(other) or other.lies_in(root)):
         return ""
@@ -269,7 +269,7 @@ def check_nesting(config: Config, name: str, path: str) -> Iterator[str]:
 
 def odd_places(config: Config) -> Iterator[tuple[str, str]]:
     """Yield (key, text) of places of two policies, or of none: a probable mistake."""
-    seen: list[tuple[str, Place]] = []
+    seen: list[tuple[str, ConfiguredPlace]] = []
     roots = list(_roots(config))
     for name, root in roots:
         for owner, other in seen:
@@ -311,7 +311,9 @@ def reaching_roots(config: Config, name: str, paths: Iterable[str]) -> Iterator[
     yield from _reaching([(o, root) for o, root in _roots(config) if o != name], paths)
 
 
-def _reaching(roots: list[tuple[str, Place]], paths: Iterable[str]) -> Iterator[str]:
+def _reaching(
+    roots: list[tuple[str, ConfiguredPlace]], paths: Iterable[str]
+) -> Iterator[str]:
     for path in filter(None, paths) if roots else ():
         try:
             place = place_of(path)
@@ -322,7 +324,7 @@ def _reaching(roots: list[tuple[str, Place]], paths: Iterable[str]) -> Iterator[
                 yield _place_phrase(place, root, owner)
 
 
-def _roots(config: Config) -> Iterator[tuple[str, Place]]:
+def _roots(config: Config) -> Iterator[tuple[str, ConfiguredPlace]]:
     """Yield the policies that have a root, with its place."""
     for name, policy in config.policy.items():
         if policy.root:
@@ -331,7 +333,7 @@ def _roots(config: Config) -> Iterator[tuple[str, Place]]:
                 yield name, place_of(policy.root)
 
 
-def _place_phrase(place: Place, root: Place, owner: str) -> str:
+def _place_phrase(place: ConfiguredPlace, root: ConfiguredPlace, owner: str) -> str:
     """Return the text that a place is, holds or lies in a root."""
     if place.is_same(root):
         relation = "is"
@@ -471,12 +473,12 @@ class _Own(NamedTuple):
     """
 
     what: str
-    place: Place
+    place: ConfiguredPlace
     loss: str
     keys: tuple[str, ...]
     is_whole: bool = True
 
-    def refusal(self, place: Place, key: str) -> str:
+    def refusal(self, place: ConfiguredPlace, key: str) -> str:
         """Return why a root or grant is too much, if it holds this one or lies in it."""
         if key not in self.keys and key != BASE:
             return ""

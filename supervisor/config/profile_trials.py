@@ -26,7 +26,7 @@ from supervisor.config.sandbox import unavailable_phrase
 from supervisor.config.walls import requiring
 from supervisor.sandbox import groups as sandbox_groups
 from supervisor.sandbox import start
-from supervisor.sandbox.plan import Machine, Wanted, is_of_the_machine
+from supervisor.sandbox.plan import Machine, WantedWalls, is_of_the_machine
 from supervisor.sandbox.shown_files import ShownFiles
 from supervisor.spawn.launcher import Launcher
 from supervisor.spawn.process import LaunchpadLost
@@ -143,7 +143,7 @@ async def _start(
     with ExitStack() as stack:
         groups = reserve.take(f"trial-{next(_numbers)}", Limits())
         stack.callback(reserve.give_back, groups)
-        wanted = Wanted(profile, network, ShownFiles("/"), groups.bounds(Limits()))
+        wanted = WantedWalls(profile, network, ShownFiles("/"), groups.bounds(Limits()))
         if "uid" not in machine.lacking:
             wanted.user = machine.take_user()
             stack.callback(machine.give_user_back, wanted.user)

@@ -102,7 +102,7 @@ Stream = Callable[[dict[str, Any], Send], Awaitable[None]]
 """Sends items until it ends; raises ``OrderError``."""
 
 
-class Kind(Enum):
+class ConnectionKind(Enum):
     """The kinds of what has a connection of its own."""
 
     ORDER = "orders"
@@ -110,7 +110,7 @@ class Kind(Enum):
     LINK = "links"
 
 
-_MOST = {Kind.ORDER: MAX_ORDERS, Kind.WAITING: MAX_WAITING}
+_MOST = {ConnectionKind.ORDER: MAX_ORDERS, ConnectionKind.WAITING: MAX_WAITING}
 """Links have no bound here: a daemon has one, and refuses others."""
 
 
@@ -137,17 +137,17 @@ class Orders:
     reading: dict[str, Callable[[dict[str, Any]], bool]] = field(default_factory=dict)
     listener: tuple[int, tuple[int, int] | None] | None = None
 
-    def kind_of(self, do: str, arguments: dict[str, Any]) -> Kind | None:
+    def kind_of(self, do: str, arguments: dict[str, Any]) -> ConnectionKind | None:
         """Return what bounds a request; None if it is no order, stream or link.
 
         A stream that changes something, such as a stop, counts as an order.
         """
         if do in self.links:
-            return Kind.LINK
+            return ConnectionKind.LINK
         is_read = do in self.streams and self.is_reading(do, arguments)
         if is_read or do in self.waiting:
-            return Kind.WAITING
-        return Kind.ORDER if do in self.orders or do in self.streams else None
+            return ConnectionKind.WAITING
+        return ConnectionKind.ORDER if do in self.orders or do in self.streams else None
 
     def is_reading(self, do: str, arguments: dict[str, Any]) -> bool:
         """Return whether an order or a stream changes nothing."""
@@ -223,7 +223,7 @@ class _Connection:
         self.stream = stream
         self.scope = trio.CancelScope()
         self.refusal: bytes | None = None
-        self.kind: Kind | None = None
+        self.kind: ConnectionKind | None = None
         self.idle_since: float | None = trio.current_time()
 
 
@@ -325,7 +325,7 @@ class ControlServer:
             if kind is not None:
                 await self._take_time(connection, kind, question, bytes(pending))
 
-    def _kind_of(self, question: Question) -> Kind | None:
+    def _kind_of(self, question: Question) -> ConnectionKind | None:
         if question.v != VERSION:
             return None
         return self._orders.kind_of(question.do, question.args)
@@ -359,7 +359,11 @@ class ControlServer:
         return _error(f"internal error: {type(why).__name__}; see the host's log")
 
     async def _take_time(
-        self, connection: _Connection, kind: Kind, question: Question, behind: bytes
+        self,
+        connection: _Connection,
+        kind: ConnectionKind,
+        question: Question,
+        behind: bytes,
     ) -> None:
         """Do an order or send a stream until its client is gone (rule 4).
 
@@ -379,7 +383,7 @@ class ControlServer:
         if not self._is_wanted(stream, question):
             connection.scope.cancel()
             return
-        if kind is Kind.LINK:
+        if kind is ConnectionKind.LINK:
             with suppress(trio.BrokenResourceError, trio.TooSlowError):
                 await self._link(stream, question, behind)
             connection.scope.cancel()

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from hostlib.linux import holdings, processes
 from hostlib.unix_names import is_deaf
-from supervisor.doctor.leftovers import LAUNCHPAD_NAME, STAGED_PREFIX, Search
+from supervisor.doctor.leftovers import LAUNCHPAD_NAME, STAGED_PREFIX, LeftoverSearch
 from supervisor.sandbox import groups as sandbox_groups
 from supervisor.sandbox.scratch import PREFIX, is_abandoned, remove_tree
 
@@ -130,7 +130,7 @@ def _end_orphans(abandoned: Iterable[Path]) -> Iterator[str]:
 
 def _remove_staged(config: Config, now: float) -> Iterator[str]:
     """Remove staged files in the places that children may write."""
-    search = Search()
+    search = LeftoverSearch()
     policies = config.policy.values()
     tops = {p.root for p in policies if p.root} | {w for p in policies for w in p.write}
     for top in sorted(tops):

@@ -24,7 +24,7 @@ from hostlib.large_files import closing_files
 from hostlib.linux import holdings, processes
 from hostlib.threads import in_thread
 from supervisor.children.lifecycle import State
-from supervisor.doctor.leftovers import Search, crashed_workspaces, staged_row
+from supervisor.doctor.leftovers import LeftoverSearch, crashed_workspaces, staged_row
 from vfs.mounts import mount_table_descriptors
 
 if TYPE_CHECKING:
@@ -209,7 +209,7 @@ async def _let_others_run(number: int) -> None:
 
 async def _find_staged(host: Host) -> tuple[list[Row], bool]:
     """Return staged names where children may write, except those under way."""
-    search = Search()
+    search = LeftoverSearch()
     places = {
         (holdings.link_of(fd), place.only is None)
         for child in host.children.values()

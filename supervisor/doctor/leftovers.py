@@ -49,7 +49,7 @@ _DOOR = b"FSPROXY_FD="
 
 
 @dataclass(slots=True)
-class Search:
+class LeftoverSearch:
     """A bounded search for staged names.
 
     Attributes:
@@ -139,7 +139,7 @@ def find_leftovers(tmp: str | None = None) -> dict[str, object]:
         kind: [row for (what, _), row in first.items() if what == kind]
         for kind in ("launchpads", "orphans", "scratch", "sockets")
     }
-    search = Search()
+    search = LeftoverSearch()
     for row in lists["scratch"]:
         search.look(os.fsencode(str(row["path"])).decode(errors="surrogateescape"))
     lists["staged"] = [staged_row(where, name) for where, name, _, _ in search.found]

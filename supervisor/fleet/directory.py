@@ -182,7 +182,7 @@ class MetaRow(msgspec.Struct, frozen=True):
     fleet: str = ""
 
 
-class SpawnRequest(msgspec.Struct, frozen=True):
+class PlacementRequest(msgspec.Struct, frozen=True):
     """Children to be placed.
 
     Attributes:
@@ -558,7 +558,9 @@ class Directory:
 
     # Children
 
-    def spawn(self, request: SpawnRequest, now: Moment) -> tuple[dict[str, str], Step]:
+    def spawn(
+        self, request: PlacementRequest, now: Moment
+    ) -> tuple[dict[str, str], Step]:
         """Place children, all or none; return their ids by name.
 
         Those that may wait are accepted at once, and each placed when it has a place.
@@ -591,7 +593,7 @@ class Directory:
         return {name: self._names[name] for name in names}, step
 
     def _make_child(
-        self, request: SpawnRequest, name: str, reason: str, step: Step
+        self, request: PlacementRequest, name: str, reason: str, step: Step
     ) -> None:
         before = self._names.get(name)
         if before is not None:

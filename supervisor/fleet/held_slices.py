@@ -86,7 +86,7 @@ class LedgerRow(msgspec.Struct, frozen=True):
     requests: int = 0
 
 
-class Reserved(Enum):
+class ReserveResult(Enum):
     """The result of a call's request to reserve."""
 
     YES = "yes"  # it may be sent once the change is stored
@@ -151,7 +151,7 @@ class HeldSlices:
         session: Session,
         wall_s: float,
         step: Step,
-    ) -> Reserved:
+    ) -> ReserveResult:
         """Reserve a call's worst case, or ask for a slice that it fits into.
 
         Precondition: the node's lease is held.
@@ -167,7 +167,7 @@ class HeldSlices:
                 self._put(replace(row, reserved=reserved), step)
                 self._calls[call] = row.id
                 self._fresh.pop(row.id, None)
-                return Reserved.YES
+                return ReserveResult.YES
         if account not in self._asked:
             for row in self.rows():
                 if row.account == account:
@@ -176,7 +176,7 @@ class HeldSlices:
             self._put_ledger(replace(self.ledger, requests=number), step)
             self._asked[account] = AskSlice(self.node, session, account, number, worst)
             step.send(self.node, self._asked[account])
-        return Reserved.ASKED
+        return ReserveResult.ASKED
 
     def settle(self, call: str, cost: float, step: Step) -> None:
         """End a call's reservation and count what it cost; 0 if it was never sent."""

@@ -49,7 +49,7 @@ from supervisor.fleet.states import PHASES, Phase, PhaseAction, PhaseEvent
 from supervisor.fleet.step import Step
 
 if TYPE_CHECKING:
-    from supervisor.fleet.held_slices import HeldSlices, Reserved
+    from supervisor.fleet.held_slices import HeldSlices, ReserveResult
     from supervisor.fleet.messages import FromDirectory, RayPlace, SliceReport
     from supervisor.fleet.step import Moment
 
@@ -536,7 +536,7 @@ class Node:
 
     def reserve(
         self, account: str, call: str, worst: float, now: Moment
-    ) -> tuple[Reserved, NodeStep]:
+    ) -> tuple[ReserveResult, NodeStep]:
         """Reserve a call's worst case; it may be sent once the change is stored.
 
         Raises:

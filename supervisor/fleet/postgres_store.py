@@ -4,7 +4,7 @@ Rules of this file.
 
 1. One directory at a time: an advisory lock of the session is held for as long as the
    connection lives. The server ends a session that is silent, so the lock of a machine
-   that was lost, or stopped, is free after `Bounds.silent_s`.
+   that was lost, or stopped, is free after `TimeBounds.silent_s`.
 2. The lock alone protects nothing: each statement compares the epoch, and a renewal goes
    out only after one that began when its beat had come (`is_remote`).
 3. Each statement has a bound, on the server and here. After one that failed the
@@ -34,7 +34,7 @@ LEAST_VERSION = 14
 """Of the server: the first that ends a session which is silent."""
 
 
-class Bounds(NamedTuple):
+class TimeBounds(NamedTuple):
     """How long things may last, in seconds.
 
     Attributes:
@@ -54,7 +54,7 @@ class Bounds(NamedTuple):
     answer_s: float = 12.0
 
 
-USUAL = Bounds()
+USUAL = TimeBounds()
 
 
 _SCHEMA = """
@@ -159,7 +159,7 @@ class PostgresStore:
 
     is_remote = True
 
-    def __init__(self, address: str, bounds: Bounds = USUAL) -> None:
+    def __init__(self, address: str, bounds: TimeBounds = USUAL) -> None:
         self._name = name_of(address)
         self._warnings: list[str] = []
         try:
@@ -180,7 +180,7 @@ class PostgresStore:
             self._base.close()
             raise
 
-    def _open(self, bounds: Bounds) -> None:
+    def _open(self, bounds: TimeBounds) -> None:
         version = self._base.info.server_version // 10_000
         if version < LEAST_VERSION:
             raise StoreError(
@@ -201,7 +201,7 @@ class PostgresStore:
         self._base.execute("SET lock_timeout = 0; SET synchronous_commit = on")
         ((self.epoch,),) = self._run(_COUNT)
 
-    def _lock(self, bounds: Bounds) -> None:
+    def _lock(self, bounds: TimeBounds) -> None:
         """Take the lock, which goes with the connection.
 
         Raises:
@@ -313,7 +313,7 @@ class PostgresStore:
         self._base.close()
 
 
-def _completed(address: str, bounds: Bounds) -> str:
+def _completed(address: str, bounds: TimeBounds) -> str:
     """Return an address with what it does not say itself."""
     usual: dict[str, Any] = {
         "connect_timeout": bounds.connect_s,

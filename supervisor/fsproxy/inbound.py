@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from protocol import HostConnection
     from vfs.clients import OpenFile
-    from vfs.payload import Payload, PayloadBudget, Reservation
+    from vfs.payload import MemoryReservation, Payload, PayloadBudget
     from vfs.policy import Ledger
 
 T = TypeVar("T")
@@ -68,7 +68,7 @@ class Inbound:
         self._budget = budget
         self._ledger = ledger
         self._finish: Callable[[bytes | memoryview], bytes | None] | None = None
-        self._memory: Reservation | None = None
+        self._memory: MemoryReservation | None = None
         self.payload: Payload | None = None
         self.chat: ChatBody | None = None
         self.drain_reply: bytes | None = None
@@ -174,7 +174,7 @@ class Inbound:
             return b"data: unexpected EOF"
         return self.chat.first_incomplete() + b" data"
 
-    def reserved_memory(self) -> Reservation:
+    def reserved_memory(self) -> MemoryReservation:
         """Return the current request's reservation, held until its answer is taken."""
         if self._memory is None:
             self._memory = self._budget.reservation(self._ledger)

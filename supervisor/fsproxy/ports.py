@@ -31,13 +31,13 @@ if TYPE_CHECKING:
 
     import trio
 
-    from supervisor.sandbox.plan import Walls, Wanted
+    from supervisor.sandbox.plan import Walls, WantedWalls
     from supervisor.spawn.launcher import Launcher
     from supervisor.spawn.launchpad.layers.loopback import LoopbackOrder
     from supervisor.spec import ChildSpec
     from vfs.clients import Client
     from vfs.filesystem import Filesystem
-    from vfs.payload import Reservation
+    from vfs.payload import MemoryReservation
     from vfs.policy import Place, Policy
 
 
@@ -54,7 +54,7 @@ class Caller(Protocol):
         """The client of the request."""
         ...
 
-    def reserved_memory(self) -> Reservation:
+    def reserved_memory(self) -> MemoryReservation:
         """Return the request's reservation, held until its answer is taken."""
         ...
 
@@ -122,7 +122,7 @@ class ChildView(Protocol):
         ...
 
     @property
-    def wanted(self) -> Wanted | None:
+    def wanted(self) -> WantedWalls | None:
         """The walls of it and of its tools; None before its start."""
         ...
 
@@ -418,7 +418,7 @@ class Contents(Service, Protocol):
         ...
 
 
-class Account(NamedTuple):
+class TokenAccount(NamedTuple):
     """One account of tokens.
 
     Attributes:
@@ -438,7 +438,7 @@ class Account(NamedTuple):
 class Accounting(Protocol):
     """A service that keeps accounts, which the status page and the metrics show."""
 
-    def accounts(self) -> Iterable[Account]:
+    def accounts(self) -> Iterable[TokenAccount]:
         """Yield the host's accounts: a few, none of a single child."""
         ...
 

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from supervisor.fsproxy.pump import Pump
     from vfs.clients import Client, OpenFile
     from vfs.filesystem import Filesystem
-    from vfs.payload import PayloadBudget, Reservation
+    from vfs.payload import MemoryReservation, PayloadBudget
     from vfs.policy import Place
 
 T = TypeVar("T")
@@ -358,7 +358,7 @@ class Session:
         self.start(job)
         return None
 
-    def reserved_memory(self) -> Reservation:
+    def reserved_memory(self) -> MemoryReservation:
         """Return the current request's reservation, held until its answer is taken."""
         return self.inbound.reserved_memory()
 

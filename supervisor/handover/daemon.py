@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from hostlib.handover import HandoverError, state_from
-from supervisor.kept_children.kept_state import KeptState  # noqa: TC001 - msgspec looks
+from supervisor.kept_children.kept_state import KeptChildState  # noqa: TC001 - msgspec looks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -34,7 +34,7 @@ class DaemonState(msgspec.Struct):
     state_lock_fd: int
     listener_fd: int
     listener_identity: tuple[int, int] | None
-    kept: list[KeptState]
+    kept: list[KeptChildState]
 
 
 def daemon_state(state: HostState | None) -> DaemonState | None:

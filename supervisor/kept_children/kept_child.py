@@ -21,7 +21,7 @@ from supervisor.children.lifecycle import START_PATIENCE_S, State
 from supervisor.children.specs import ChildOptions, make_spec, policy_options
 from supervisor.config.child import restart_policy, stop_signal
 from supervisor.kept_children.input_pipe import InputPipe
-from supervisor.kept_children.kept_state import KeptState
+from supervisor.kept_children.kept_state import KeptChildState
 from supervisor.kept_children.logs import Capture, ChildLog
 from supervisor.sandbox.scratch import Scratch
 from supervisor.spawn.restarts import TABLE, Action, Event, Phase, Restarts
@@ -140,7 +140,7 @@ class KeptChild:
         self._due_at = -math.inf
         self._last_end: Mapping[str, object] = {}
         self._held: set[Capture | Scratch] = set()
-        self._left: KeptState | None = None  # until its task continues with it
+        self._left: KeptChildState | None = None  # until its task continues with it
 
     # The hand-over
 
@@ -154,12 +154,12 @@ class KeptChild:
         child = self.child
         return child is not None and not child.gone.is_set() and len(self._held) == 2
 
-    def snapshot(self) -> KeptState:
+    def snapshot(self) -> KeptChildState:
         """Return what the next program takes over; nothing of it changes.
 
         Precondition: it is at rest.
         """
-        state = KeptState(
+        state = KeptChildState(
             name=self.name,
             section=text_as_bytes(msgspec.to_builtins(self.section)),
             options=text_as_bytes(msgspec.to_builtins(self.options)),
@@ -183,7 +183,7 @@ class KeptChild:
                 state.output_fd, state.error_fd = held.fds
         return state
 
-    def restore(self, state: KeptState, child: Child | None) -> None:
+    def restore(self, state: KeptChildState, child: Child | None) -> None:
         """Take over the state of the program before; ``run`` continues with it.
 
         Args:
@@ -203,7 +203,7 @@ class KeptChild:
         self.child = child  # an order may come before its task begins
         self._left = state
 
-    async def _finish_inherited(self, left: KeptState) -> bool:
+    async def _finish_inherited(self, left: KeptChildState) -> bool:
         """Wait for the end of the process or pause before; return whether it starts again."""
         if self.child is None:
             return await self._wait(left.wait_s)

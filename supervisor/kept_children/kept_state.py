@@ -17,7 +17,7 @@ from supervisor.sandbox.scratch import ScratchState  # noqa: TC001 - msgspec loo
 from supervisor.spawn.restarts import RestartsState  # noqa: TC001 - as above
 
 
-class KeptState(msgspec.Struct):
+class KeptChildState(msgspec.Struct):
     """A kept child.
 
     Attributes:

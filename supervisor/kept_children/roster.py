@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from supervisor.fsproxy.ports import ChildView
     from supervisor.host import Host
     from supervisor.kept_children.fleet_place import FleetPlace
-    from supervisor.kept_children.kept_state import KeptState
+    from supervisor.kept_children.kept_state import KeptChildState
     from supervisor.workspace.use import WorkspaceUse
 
 T = TypeVar("T")
@@ -131,7 +131,9 @@ class Children:
         """Return whether a reload stops or starts the child of this name just now."""
         return name in self._changing
 
-    def restore(self, left: Iterable[KeptState], children: Iterable[Child]) -> None:
+    def restore(
+        self, left: Iterable[KeptChildState], children: Iterable[Child]
+    ) -> None:
         """Put kept children back, each with its process or its next restart.
 
         Args:

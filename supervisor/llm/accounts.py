@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from hostlib.handover import HandoverError
-from supervisor.fsproxy.ports import Account
+from supervisor.fsproxy.ports import TokenAccount
 from supervisor.llm.ledger import LedgerError
 from supervisor.llm.quota import Node
 
@@ -89,10 +89,10 @@ class Accounts:
             rows.append(_row(node, client.id, None if parent is None else parent.id))
         return rows
 
-    def host_account(self) -> Account:
+    def host_account(self) -> TokenAccount:
         """Return the host's own account, for metrics and the status page."""
         tokens = self.root.tokens
-        return Account("host", tokens.used, tokens.reserved, tokens.limit)
+        return TokenAccount("host", tokens.used, tokens.reserved, tokens.limit)
 
     # Hand-over: spending is kept
 

@@ -20,7 +20,12 @@ from hostlib.threads import LARGE_BYTES, in_thread, in_thread_if
 from protocol import echo, error, invalid, limits
 from supervisor.fsproxy.handlers.llm import INLINE_BYTES, LEAVE_S, TEXT_FORMS
 from supervisor.fsproxy.replies import UNAVAILABLE, denied, no_memory_error, reason
-from supervisor.llm.conversations import ChosenPreset, KeptError, Turn, user_text
+from supervisor.llm.conversations import (
+    ChosenPreset,
+    ConversationTurn,
+    KeptError,
+    user_text,
+)
 from supervisor.llm.gateway import FailedCallError
 from supervisor.llm.presets import DEFAULT_PRESET
 from supervisor.llm.quota import QuotaError
@@ -37,7 +42,7 @@ if TYPE_CHECKING:
     from supervisor.llm.gateway import Call, Completion
     from supervisor.llm.models import Models
     from vfs.filesystem import OpenFile
-    from vfs.payload import Reservation
+    from vfs.payload import MemoryReservation
 
 MAX_INPUT_BYTES = 8 * 1024 * 1024
 """Most text of input files in one call (spec L3)."""
@@ -62,7 +67,7 @@ NO_OUTPUTS = error(b"failed to read output files data")
 EXCEEDED = error(b"quota exceeded: cannot make LLM call")
 
 
-class RefusedError(Exception):
+class ChatRefusedError(Exception):
     """An LLM_CHAT is refused; ``reply`` is the reply line."""
 
     def __init__(self, reply: bytes) -> None:
@@ -101,7 +106,7 @@ async def answer(
                 chosen = _resolve_preset(models, prompt, preset)
                 files = await _read_inputs(caller, memory, inputs, claim=claim)
                 await opened.open(await _names(outputs, NO_OUTPUTS))
-                turn = Turn(client, claim, chosen, prompt, files)
+                turn = ConversationTurn(client, claim, chosen, prompt, files)
                 # A loop with tools, or a conversation.
                 if chosen.has_tools or chosen.conversation:
                     completion = await dialogues.answer(turn)
@@ -113,7 +118,7 @@ async def answer(
                 status = models.accounts.node_of(client).status_text().encode()
                 data = completion.data
                 reply = b"OK %d %b\n%b" % (len(data), status, data)
-        except RefusedError as why:
+        except ChatRefusedError as why:
             reply = why.reply
         except QuotaError:
             reply = EXCEEDED
@@ -128,15 +133,15 @@ async def answer(
     return reply
 
 
-def _reserve(memory: Reservation, size_bytes: int) -> None:
+def _reserve(memory: MemoryReservation, size_bytes: int) -> None:
     try:
         memory.raise_to(memory.size_bytes + size_bytes)
     except OSError as why:
-        raise RefusedError(no_memory_error(why)) from None
+        raise ChatRefusedError(no_memory_error(why)) from None
 
 
 async def _decode(
-    memory: Reservation, data: bytes, refusal: bytes, forms: int = 0
+    memory: MemoryReservation, data: bytes, refusal: bytes, forms: int = 0
 ) -> str:
     """Return bytes of the user as text, after reserving memory for it.
 
@@ -155,7 +160,7 @@ async def _decode(
     try:
         return await in_thread_if(is_long, data.decode)
     except UnicodeDecodeError:
-        raise RefusedError(refusal) from None
+        raise ChatRefusedError(refusal) from None
 
 
 async def _names(text: bytes, refusal: bytes) -> list[bytes]:
@@ -170,12 +175,12 @@ def _names_in(text: bytes, refusal: bytes) -> list[bytes]:
         RefusedError: there are more lines than ``MOST_NAMES``, or one is no file's name.
     """
     if text.count(b"\n") > MOST_NAMES:  # count before listing: 8 MiB took 0.4 s
-        raise RefusedError(refusal)
+        raise ChatRefusedError(refusal)
     names = [name for name in text.split(b"\n") if name and name != b"-"]
     if len(names) > MOST_NAMES:  # the last line may have no LF
-        raise RefusedError(refusal)
+        raise ChatRefusedError(refusal)
     if any(len(name) > limits.MAX_LINE_BYTES for name in names):
-        raise RefusedError(refusal)
+        raise ChatRefusedError(refusal)
     return names
 
 
@@ -184,12 +189,12 @@ def _resolve_preset(models: Models, prompt: str, preset: bytes) -> ChosenPreset:
     if not preset and prompt:
         return ChosenPreset()
     if len(preset) > MOST_PRESET_BYTES:
-        raise RefusedError(invalid("preset", preset))
+        raise ChatRefusedError(invalid("preset", preset))
     text = preset.decode(errors="surrogateescape") or DEFAULT_PRESET
     program, at, name = text.partition("@")
     system = models.presets.get(program)
     if system is None or (at and not _is_name(name)):
-        raise RefusedError(invalid("preset", preset))
+        raise ChatRefusedError(invalid("preset", preset))
     return ChosenPreset(program, system, models.has_tools(program), name)
 
 
@@ -198,7 +203,7 @@ def _is_name(name: str) -> bool:
     return name.isprintable() and 0 < len(name.encode()) <= MOST_NAME_BYTES
 
 
-async def _call(models: Models, turn: Turn) -> Call:
+async def _call(models: Models, turn: ConversationTurn) -> Call:
     """Return the call for a turn that ends with its answer."""
     is_long = turn.size_chars > LARGE_BYTES
     text, size_bytes = await in_thread_if(
@@ -221,7 +226,7 @@ def _user_message(prompt: str, files: tuple[tuple[str, str], ...]) -> tuple[str,
 
 
 async def _read_inputs(
-    caller: Caller, memory: Reservation, text: bytes, *, claim: bool
+    caller: Caller, memory: MemoryReservation, text: bytes, *, claim: bool
 ) -> tuple[tuple[str, str], ...]:
     """Return (name, content) of the input files (spec L3)."""
     found = []
@@ -235,7 +240,7 @@ async def _read_inputs(
 
 
 async def _read_input(
-    caller: Caller, memory: Reservation, name: bytes, most: int, *, claim: bool
+    caller: Caller, memory: MemoryReservation, name: bytes, most: int, *, claim: bool
 ) -> bytes:
     fs, client = caller.fs, caller.client
     try:
@@ -244,9 +249,9 @@ async def _read_input(
         file = fs.open(client, name, b"r", claim)
     except AccessDeniedError:
         denied(caller, "LLM_CHAT", name)
-        raise RefusedError(NO_INPUTS) from None
+        raise ChatRefusedError(NO_INPUTS) from None
     except (UnavailableError, OSError):
-        raise RefusedError(NO_INPUTS) from None
+        raise ChatRefusedError(NO_INPUTS) from None
     try:
         try:
             _reserve(memory, min(file.handle.size(), most))
@@ -254,9 +259,9 @@ async def _read_input(
         finally:
             await fs.close_waiting(file)
     except OSError:
-        raise RefusedError(NO_INPUTS) from None
+        raise ChatRefusedError(NO_INPUTS) from None
     if len(data) > most:
-        raise RefusedError(NO_INPUTS)
+        raise ChatRefusedError(NO_INPUTS)
     return data
 
 
@@ -270,12 +275,14 @@ def _read_all(file: OpenFile, most: int) -> bytes:
     return b"".join(pieces)
 
 
-async def _write(memory: Reservation, opened: Outputs, completion: Completion) -> None:
+async def _write(
+    memory: MemoryReservation, opened: Outputs, completion: Completion
+) -> None:
     """Write the outputs; not cancelled for ``SHIELD_S``, for the call is paid."""
     try:
         memory.add(2 * len(completion.data))
     except OSError as why:
-        raise RefusedError(no_memory_error(why)) from None
+        raise ChatRefusedError(no_memory_error(why)) from None
     with trio.CancelScope(shield=True) as scope:
         text = completion.text
         is_long = len(text) > LARGE_BYTES
@@ -339,12 +346,12 @@ class Outputs:
                     self._made.append((name, file.handle.identity()))
                 return file
         except AccessDeniedError:
-            raise RefusedError(denied(caller, "LLM_CHAT", name)) from None
+            raise ChatRefusedError(denied(caller, "LLM_CHAT", name)) from None
         except UnavailableError:
-            raise RefusedError(UNAVAILABLE) from None
+            raise ChatRefusedError(UNAVAILABLE) from None
         except OSError as why:
             text = b"failed to open file '" + echo(name) + b"': " + reason(why)
-            raise RefusedError(error(text)) from None
+            raise ChatRefusedError(error(text)) from None
 
     async def write(self, data: bytes, scope: trio.CancelScope) -> None:
         """Write the answer into every file, and close it.
@@ -363,9 +370,9 @@ class Outputs:
                 await self._write(file, data)
                 scope.shield = trio.current_time() < until
         except OSError as why:
-            raise RefusedError(error(b"failed to write: " + reason(why))) from None
+            raise ChatRefusedError(error(b"failed to write: " + reason(why))) from None
         except (AccessDeniedError, UnavailableError):
-            raise RefusedError(UNAVAILABLE) from None
+            raise ChatRefusedError(UNAVAILABLE) from None
 
     async def _write(self, file: OpenFile, data: bytes) -> None:
         fs = self._caller.fs

@@ -51,7 +51,7 @@ class ChosenPreset:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class ConversationTurn:
     """A client's turn in a conversation with the model.
 
     Attributes:
@@ -77,7 +77,7 @@ class Turn:
 class Dialogues(Protocol):
     """Answers turns: with the tool loop of LLM fds, or with one call."""
 
-    async def answer(self, turn: Turn) -> Completion:
+    async def answer(self, turn: ConversationTurn) -> Completion:
         """Return the model's last completion (spec L7).
 
         Raises:
@@ -183,7 +183,7 @@ class PlainDialogues:
         self._models = models
         self.kept: Kept[tuple[Message, ...]] = Kept()
 
-    async def answer(self, turn: Turn) -> Completion:
+    async def answer(self, turn: ConversationTurn) -> Completion:
         """See ``Dialogues``."""
         if turn.preset.has_tools:
             raise FailedCallError("the preset has tools, and this host has no LLM fds")
@@ -213,7 +213,9 @@ class PlainDialogues:
         self.kept.drop(client)
 
 
-def _messages(turn: Turn, said: tuple[Message, ...]) -> tuple[list[Message], int]:
+def _messages(
+    turn: ConversationTurn, said: tuple[Message, ...]
+) -> tuple[list[Message], int]:
     """Return what a turn sends after what was said before it, and its length in bytes."""
     messages = [{"role": "system", "content": turn.preset.system}, *said]
     if text := user_text(turn.prompt, turn.files):

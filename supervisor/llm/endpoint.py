@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from supervisor.llm.quota import Node
     from supervisor.spec import ChildSpec
     from vfs.filesystem import Client
-    from vfs.payload import Reservation
+    from vfs.payload import MemoryReservation
 
 PER_CHILD = 64
 """Most connections of one child: as many as clients."""
@@ -99,7 +99,7 @@ class EndpointState(msgspec.Struct):
     connections: list[ConnectionState]
 
 
-class Account:
+class TokenOwner:
     """The account of a child's token.
 
     Attributes:
@@ -209,7 +209,7 @@ class Endpoint:
         self.left: EndpointState | None = None
         self.gate = Gate()
         self.listeners = {listener}
-        self._accounts: dict[str, Account] = {}
+        self._accounts: dict[str, TokenOwner] = {}
         self._strangers: dict[_Connection, None] = {}
         self._connections: set[_Connection] = set()
         self._port: int = listener.socket.getsockname()[1]
@@ -270,7 +270,7 @@ class Endpoint:
         return None
 
     def _take(
-        self, account: Account, stack: AsyncExitStack, listener: socket.socket
+        self, account: TokenOwner, stack: AsyncExitStack, listener: socket.socket
     ) -> None:
         """Serve a listener in a child's net namespace until the stack is closed."""
         account.inner = listener_on(listener.detach())
@@ -278,16 +278,16 @@ class Endpoint:
 
     def open_account(
         self, token: str, client: Client, stack: AsyncExitStack
-    ) -> Account:
+    ) -> TokenOwner:
         """Open an account for a token; it is closed with the stack."""
-        account = Account(client, self._models.accounts.node_of(client))
+        account = TokenOwner(client, self._models.accounts.node_of(client))
         self._accounts[token] = account
         stack.push_async_callback(self._dismiss, token)
         return account
 
     def listen_for(
         self,
-        account: Account,
+        account: TokenOwner,
         listener: trio.SocketListener,
         spec: ChildSpec,
         stack: AsyncExitStack,
@@ -488,13 +488,13 @@ class Endpoint:
             return was_sent and not is_last and why.status not in (401, 426, 503)
         return True
 
-    async def _admit(self, connection: _Connection, token: str) -> Reservation:
+    async def _admit(self, connection: _Connection, token: str) -> MemoryReservation:
         """Return the reservation of memory for a request, of its token's child."""
         await self.gate.wait_open()
         client = self._account(connection, token).client
         return self._models.budget.reservation(client.ledger)
 
-    def _account(self, connection: _Connection, token: str) -> Account:
+    def _account(self, connection: _Connection, token: str) -> TokenOwner:
         # A token has 256 random bits: the time of a look-up does not help to guess it.
         account = self._accounts.get(token)
         if account is None:

@@ -76,7 +76,7 @@ if TYPE_CHECKING:
     from supervisor.llm.quota import Node
     from supervisor.llm.translation import Translation
     from vfs.filesystem import Client
-    from vfs.payload import Reservation
+    from vfs.payload import MemoryReservation
 
 T = TypeVar("T")
 
@@ -518,7 +518,7 @@ class _Stream:
     """
 
     def __init__(
-        self, http: HttpConnection, writer: AnswerWriter, memory: Reservation
+        self, http: HttpConnection, writer: AnswerWriter, memory: MemoryReservation
     ) -> None:
         self._http = http
         self._writer = writer

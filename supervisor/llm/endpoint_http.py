@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import trio
 
     from supervisor.llm.errors import RefusedRequestError
-    from vfs.payload import Reservation
+    from vfs.payload import MemoryReservation
 
 DEADLINE_S = 30.0
 """From the first byte of a request to its last; the same for a piece of a reply."""
@@ -101,7 +101,7 @@ class HttpRequest(NamedTuple):
 
     head: RequestHead
     body: bytearray
-    memory: Reservation
+    memory: MemoryReservation
 
 
 class ConnectionTestError(Exception):
@@ -126,7 +126,7 @@ class HttpConnection(http1.Connection):
         self.failing: Callable[[RefusedRequestError], list[bytes]] | None = None
 
     async def request(
-        self, admit: Callable[[str], Awaitable[Reservation]]
+        self, admit: Callable[[str], Awaitable[MemoryReservation]]
     ) -> HttpRequest | None:
         """Return the next request; None at the end of the connection.
 
@@ -147,7 +147,7 @@ class HttpConnection(http1.Connection):
             raise _malformed(str(why), why.status) from None
 
     async def _whole(
-        self, head: h11.Request, admit: Callable[[str], Awaitable[Reservation]]
+        self, head: h11.Request, admit: Callable[[str], Awaitable[MemoryReservation]]
     ) -> HttpRequest:
         told = RequestHead(head)
         self.form = told.form
@@ -224,7 +224,7 @@ class HttpConnection(http1.Connection):
             await self.refuse(why)
 
 
-def reserve(memory: Reservation, size_bytes: int) -> None:
+def reserve(memory: MemoryReservation, size_bytes: int) -> None:
     """Reserve more memory for a request, or raise its refusal.
 
     A request that is larger than the whole bound gets a final refusal.
@@ -238,7 +238,7 @@ def reserve(memory: Reservation, size_bytes: int) -> None:
         raise TooManyBytesError from None
 
 
-def reserve_answer(memory: Reservation, size_bytes: int) -> None:
+def reserve_answer(memory: MemoryReservation, size_bytes: int) -> None:
     """Reserve more memory for an answer, or raise the refusal of its request."""
     try:
         memory.add(size_bytes)

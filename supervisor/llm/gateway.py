@@ -49,8 +49,7 @@ if TYPE_CHECKING:
     from supervisor.llm.quota import Node, ReservedCall
     from supervisor.llm.section import Weights
     from vfs.ledger import Ledger
-    from vfs.payload import PayloadBudget
-    from vfs.payload import Reservation as MemoryReservation
+    from vfs.payload import MemoryReservation, PayloadBudget
 
 TURN_STEPS = 32
 """Received pieces and their events between two turns of other tasks: half a millisecond."""

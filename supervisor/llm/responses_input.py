@@ -113,7 +113,7 @@ class _Turn:
         return found
 
 
-class Conversation:
+class ChatMessages:
     """Chat messages, made of items of the Responses API.
 
     Attributes:
@@ -247,7 +247,7 @@ class Conversation:
         self._turns.append(turn)
         return turn
 
-    _ADDERS: ClassVar[dict[str, Callable[[Conversation, Object, str], None]]] = {
+    _ADDERS: ClassVar[dict[str, Callable[[ChatMessages, Object, str], None]]] = {
         "message": _add_message,
         "function_call": _add_call,
         "function_call_output": _add_result,

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from supervisor.llm.apis import is_hosted
-from supervisor.llm.responses_input import CUSTOM_INPUT, Conversation, chat_name
+from supervisor.llm.responses_input import CUSTOM_INPUT, ChatMessages, chat_name
 from supervisor.llm.translation import (
     NO_FORM,
     Translation,
@@ -77,7 +77,7 @@ class _Request:
         self.drops_hosted_tools = drops_hosted_tools
         self.body: Object = {}
         self.max_tokens: int | None = None
-        self.conversation = Conversation()
+        self.conversation = ChatMessages()
         self.dropped = self.conversation.dropped
         self.tools: dict[str, Object] = {}
         self.namespaced: dict[str, tuple[str, str]] = {}

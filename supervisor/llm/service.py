@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterator
     from contextlib import AsyncExitStack, ExitStack
 
-    from supervisor.fsproxy.ports import Account, Caller, ChildView, Doors
+    from supervisor.fsproxy.ports import Caller, ChildView, Doors, TokenAccount
     from supervisor.llm.conversations import Dialogues
     from supervisor.llm.endpoint import Endpoint
     from supervisor.llm.models import Models
     from vfs.clients import Client
 
 
-class KeptState(msgspec.Struct):
+class KeptChatState(msgspec.Struct):
     """A client's conversation with its name."""
 
     client: str
@@ -54,7 +54,7 @@ class LlmState(msgspec.Struct):
     root: NodeState
     nodes: dict[str, NodeState]
     children: dict[str, NodeState] = {}
-    kept: list[KeptState] = []
+    kept: list[KeptChatState] = []
     endpoint: EndpointState | None = None
 
 
@@ -127,7 +127,7 @@ class LlmService:
         """Return every account as JSON objects, the host's own first."""
         return self.models.accounts.rows()
 
-    def accounts(self) -> tuple[Account, ...]:
+    def accounts(self) -> tuple[TokenAccount, ...]:
         """Return the accounts for metrics and the status page."""
         return (self.models.accounts.host_account(),)
 
@@ -182,7 +182,7 @@ class LlmService:
         fds: set[int] = set()
         if isinstance(self.dialogues, PlainDialogues):
             state.kept = [
-                KeptState(client_id, name, list(messages), size)
+                KeptChatState(client_id, name, list(messages), size)
                 for client_id, name, messages, size in self.dialogues.kept.all()
             ]
         if self.endpoint is not None:

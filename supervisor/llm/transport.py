@@ -195,7 +195,7 @@ class Line(httpcore2.AsyncNetworkStream):
         return self._sock if info == "socket" else None
 
 
-class Network(httpcore2.AsyncNetworkBackend):
+class NetworkBackend(httpcore2.AsyncNetworkBackend):
     """Makes connections.
 
     Args:
@@ -305,7 +305,7 @@ class Transport(httpx2.AsyncBaseTransport):
             max_connections=None,
             max_keepalive_connections=KEPT_CONNECTIONS,
             keepalive_expiry=KEPT_S,
-            network_backend=Network(ready, sent, sockets),
+            network_backend=NetworkBackend(ready, sent, sockets),
         )
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:

@@ -21,8 +21,8 @@ from supervisor.llmfd.client_files import ClientFiles, Files
 from supervisor.llmfd.errors import FdError
 from supervisor.llmfd.process import (
     FOR_PROGRAMS,
+    ContentSettings,
     Process,
-    Settings,
     Shared,
     Summarizer,
     UnknownCallError,
@@ -38,6 +38,7 @@ __all__ = [
     "Checkpoints",
     "ClientFiles",
     "Content",
+    "ContentSettings",
     "FdError",
     "FdTable",
     "Files",
@@ -46,7 +47,6 @@ __all__ = [
     "Param",
     "Process",
     "Retention",
-    "Settings",
     "Shared",
     "Store",
     "Summarizer",

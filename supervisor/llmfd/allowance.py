@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from supervisor.llmfd.blob import Content
 
 
-class Exchange:
+class Replacement:
     """Contents that replace others: all of them count, or none (rule 3).
 
     Args:
@@ -109,7 +109,7 @@ class Allowance:
 
         Args:
             content: the held one.
-            leaving: room that will be free soon: see ``Exchange``.
+            leaving: room that will be free soon: see ``Replacement``.
 
         Raises:
             FdError: ``file_operation``: there is no room; it is not counted.

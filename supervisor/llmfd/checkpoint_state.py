@@ -31,7 +31,7 @@ YEAR_9999 = 253_370_764_800.0
 _KEY = re.compile(r"[0-9a-f]{64}")
 
 
-class Conversation(Protocol):
+class CheckpointedProcess(Protocol):
     """The parts of a process that a checkpoint keeps.
 
     Attributes:
@@ -64,7 +64,7 @@ class KeptFd:
 
 
 @dataclass(frozen=True, slots=True)
-class KeptState:
+class CheckpointState:
     """The conversation and the descriptors of a process.
 
     Attributes:
@@ -86,7 +86,7 @@ class KeptState:
 
 
 def state_of(
-    process: Conversation, snapshots: Sequence[WorkspaceSnapshot] = ()
+    process: CheckpointedProcess, snapshots: Sequence[WorkspaceSnapshot] = ()
 ) -> bytes:
     """Return the state of a process and the names of its files' snapshots.
 
@@ -198,7 +198,7 @@ _STATE: dict[str, Callable[[object], bool]] = {
 }
 
 
-def read_state(state: bytes) -> KeptState | None:
+def read_state(state: bytes) -> CheckpointState | None:
     """Return the state that ``state_of`` wrote; None for any other bytes."""
     head, *lines = state.split(b"\n")
     try:
@@ -213,7 +213,7 @@ def read_state(state: bytes) -> KeptState | None:
     if snapshots is None or not match_checks(_STATE, document):
         return None
     fds = tuple(KeptFd(**row) for row in document.pop("fds"))
-    kept = KeptState(**document, fds=fds, snapshots=snapshots)
+    kept = CheckpointState(**document, fds=fds, snapshots=snapshots)
     return kept if all(fd.number < kept.next for fd in fds) else None
 
 
@@ -236,7 +236,9 @@ def _snapshots_of(document: object) -> tuple[WorkspaceSnapshot, ...] | None:
     return tuple(WorkspaceSnapshot(*one) for one in found)
 
 
-def table_of(store: Store, kept: KeptState, read: Callable[[str], Content]) -> FdTable:
+def table_of(
+    store: Store, kept: CheckpointState, read: Callable[[str], Content]
+) -> FdTable:
     """Return the descriptors of a state, their contents held.
 
     Args:

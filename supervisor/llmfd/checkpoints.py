@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from supervisor.llmfd.blob import Blob, Content
-    from supervisor.llmfd.checkpoint_state import Conversation
+    from supervisor.llmfd.checkpoint_state import CheckpointedProcess
     from supervisor.llmfd.store import Store
     from supervisor.llmfd.workspaces import WorkspaceSnapshot
 
@@ -186,7 +186,7 @@ class Checkpoints:
 
     def save(
         self,
-        process: Conversation,
+        process: CheckpointedProcess,
         owner: str,
         label: str,
         checkpoint: str = "",
@@ -435,7 +435,9 @@ class Checkpoints:
             raise make_damaged_error([checkpoint])
         return found
 
-    def restore(self, process: Conversation, owner: str, checkpoint: str) -> Summary:
+    def restore(
+        self, process: CheckpointedProcess, owner: str, checkpoint: str
+    ) -> Summary:
         """Restore a process from a checkpoint; a failure changes nothing.
 
         Raises:

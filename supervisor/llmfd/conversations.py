@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from protocol import fdxml
-from supervisor.llm.conversations import ChosenPreset, Kept, Turn
+from supervisor.llm.conversations import ChosenPreset, ConversationTurn, Kept
 from supervisor.llmfd import FdError, Param, Tool
 from supervisor.llmfd.arguments import FDS, STRING, STRINGS
 from supervisor.llmfd.calls.wrapping import describe_excess, wrap
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from supervisor.llmfd import Json, Process
     from supervisor.llmfd.service import FdService
-    from supervisor.llmfd.toolloop import Message, Model, Reply
+    from supervisor.llmfd.toolloop import LoopModel, Message, ModelReply
     from vfs.filesystem import Client
 
 MOST_PROMPTS = 10
@@ -64,7 +64,7 @@ class Conversations:
         kept: conversations under names.
     """
 
-    def __init__(self, service: FdService, model: Model) -> None:
+    def __init__(self, service: FdService, model: LoopModel) -> None:
         self.loop = ToolLoop(model)
         self._service = service
         self.kept: Kept[Process] = Kept()
@@ -76,13 +76,13 @@ class Conversations:
 
     async def chat(
         self, client: Client, program: str, prompt: str, name: str = ""
-    ) -> Reply:
+    ) -> ModelReply:
         """Answer a client with tools; see ``answer``."""
         system = self.loop.model.system(program) or ""
         preset = ChosenPreset(program, system, has_tools=True, conversation=name)
-        return await self.answer(Turn(client, True, preset, prompt, ()))
+        return await self.answer(ConversationTurn(client, True, preset, prompt, ()))
 
-    async def answer(self, turn: Turn) -> Reply:
+    async def answer(self, turn: ConversationTurn) -> ModelReply:
         """Answer a client.
 
         Raises:

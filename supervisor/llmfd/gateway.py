@@ -8,12 +8,12 @@ from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from hostlib.threads import in_thread
-from supervisor.llmfd.toolloop import ModelError, Reply
+from supervisor.llmfd.toolloop import ModelError, ModelReply
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-    from supervisor.llm.conversations import Turn
+    from supervisor.llm.conversations import ConversationTurn
     from supervisor.llm.gateway import Completion
     from supervisor.llm.models import Models
     from supervisor.llm.service import LlmService
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class GatewayModel:
-    """See ``toolloop.Model``.
+    """See ``toolloop.LoopModel``.
 
     Args:
         presets: system prompts by name.
@@ -56,8 +56,8 @@ class GatewayModel:
         messages: Sequence[dict[str, Json]],
         tools: Sequence[Json],
         claim: bool,
-    ) -> Reply:
-        """Ask once; see ``toolloop.Model``."""
+    ) -> ModelReply:
+        """Ask once; see ``toolloop.LoopModel``."""
         del program  # its prompt is part of the messages
         body: dict[str, object] = {"messages": list(messages)}
         if tools:
@@ -75,7 +75,7 @@ class GatewayModel:
         message = first.get("message") if isinstance(first, dict) else None
         if not isinstance(message, dict):
             raise ModelError("invalid response: no choice with a message")
-        return Reply(_plain(message), completion)
+        return ModelReply(_plain(message), completion)
 
 
 def _plain(message: dict[str, Json]) -> dict[str, Json]:
@@ -137,7 +137,7 @@ class _Dialogues:
         self._failure = failure
         self.client_gone = conversations.client_gone
 
-    async def answer(self, turn: Turn) -> Completion:
+    async def answer(self, turn: ConversationTurn) -> Completion:
         """See ``Dialogues``."""
         try:
             reply = await self._conversations.answer(turn)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hostlib.paths import CHECKPOINTS
-from supervisor.llmfd import Checkpoints, Retention, Settings, Store
+from supervisor.llmfd import Checkpoints, ContentSettings, Retention, Store
 from supervisor.llmfd.blob_files import MOST_DESCRIPTORS
 from supervisor.llmfd.service import FdService, read_state
 from supervisor.sandbox.scratch import make_kept
@@ -34,7 +34,7 @@ class FdOptions:
     """
 
     tools: frozenset[str] | None
-    settings: Settings
+    settings: ContentSettings
     max_memory_bytes: int
     max_store_bytes: int
     retention: Retention

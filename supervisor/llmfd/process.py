@@ -59,7 +59,7 @@ SUMMARY_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class ContentSettings:
     """How contents are shown (``[file_descriptor]``).
 
     Attributes:
@@ -138,7 +138,7 @@ class Shared:
     store: Store
     tools: Mapping[str, Tool]
     enabled: frozenset[str] | None = None
-    settings: Settings = field(default_factory=Settings)
+    settings: ContentSettings = field(default_factory=ContentSettings)
     allowance: Allowance | None = None
     temps: TempFiles = field(init=False)
     checkpoints: Checkpoints | None = None

@@ -29,9 +29,9 @@ from supervisor.llmfd import (
     Allowance,
     Checkpoints,
     ClientFiles,
+    ContentSettings,
     FdError,
     Process,
-    Settings,
     Shared,
     Store,
 )
@@ -59,7 +59,7 @@ DEFAULT_MAX_STORE = 4 * 1024**3
 """Most bytes that the clients of one child may keep."""
 
 
-class KeptState(msgspec.Struct):
+class KeptConversationState(msgspec.Struct):
     """A conversation that is kept for a client under a name."""
 
     client: str
@@ -85,7 +85,7 @@ class FdsState(msgspec.Struct):
     contents: list[BlobState]
     shared: list[SharedState]
     processes: dict[str, ProcessState]
-    kept: list[KeptState]
+    kept: list[KeptConversationState]
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +153,7 @@ class FdService:
         store: Store,
         enabled: frozenset[str] | None = None,
         *,
-        settings: Settings | None = None,
+        settings: ContentSettings | None = None,
         max_store: int = DEFAULT_MAX_STORE,
         checkpoints: Checkpoints | None = None,
     ) -> None:
@@ -167,7 +167,7 @@ class FdService:
         self.journal = Journal(-1, lambda _: None)
         self._restoring: _Restoring | None = None
         self.enabled = enabled
-        self.settings = settings or Settings()
+        self.settings = settings or ContentSettings()
         self._fs = fs
         self._max_store = max_store
         self._checkpoints = checkpoints
@@ -187,9 +187,9 @@ class FdService:
     def show_workspaces(self, child: ChildView, process: Process) -> None:
         """Let checkpoints of a child have snapshots of its workspaces."""
         if child.session is not None and child.spec.workspaces:
-            from supervisor.llmfd.workspaces import ChildWorkspaces  # noqa: PLC0415 - with one
+            from supervisor.llmfd.workspaces import LayeredWorkspaces  # noqa: PLC0415 - with one
 
-            process.shared.workspaces = ChildWorkspaces(
+            process.shared.workspaces = LayeredWorkspaces(
                 child.id, child.session.client, child.spec.workspaces, self.journal
             )
 
@@ -314,7 +314,7 @@ class FdService:
             [one.snapshot() for one in shared],
             {name: snapshot(process) for name, process in self.processes.items()},
             [
-                KeptState(client_id, name, snapshot(process), size)
+                KeptConversationState(client_id, name, snapshot(process), size)
                 for client_id, name, process, size in kept
             ],
         )
@@ -351,7 +351,9 @@ class FdService:
                 if one.client == client.id:
                     self._keep(client, one, restoring.process(one.process))
 
-    def _keep(self, client: Client, left: KeptState, process: Process) -> None:
+    def _keep(
+        self, client: Client, left: KeptConversationState, process: Process
+    ) -> None:
         if self.kept is None:  # no model is configured any more
             process.close()
             return

@@ -76,7 +76,7 @@ class Scope:
     outer: Scope | None
 
 
-class Code(NamedTuple):
+class CodeUnit(NamedTuple):
     """A function or class.
 
     Attributes:
@@ -209,7 +209,7 @@ def _guess_by_name(name: str) -> str:
     return _BY_SUFFIX.get(name[dot:].lower(), "") if dot >= 0 else ""
 
 
-def find_code(fd: LlmFd, unit: str, name: str | None = None) -> Iterator[Code]:
+def find_code(fd: LlmFd, unit: str, name: str | None = None) -> Iterator[CodeUnit]:
     """Yield the functions or classes of a source.
 
     Args:
@@ -244,7 +244,7 @@ def find_code(fd: LlmFd, unit: str, name: str | None = None) -> Iterator[Code]:
                 stop_if_cancelled()
             if _is_wanted(node, kinds, unit):
                 found = scopes.receiver_scope(node) or scope
-                yield Code(_name_of(node, data), wrapper or _span(node), found)
+                yield CodeUnit(_name_of(node, data), wrapper or _span(node), found)
 
 
 _one_long_source = ThreadLock()

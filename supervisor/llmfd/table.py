@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple, NewType
 import msgspec
 
 from hostlib.threads import NestedThreadLock
-from supervisor.llmfd.allowance import Exchange
+from supervisor.llmfd.allowance import Replacement
 from supervisor.llmfd.errors import (
     FILE_OPERATION,
     INVALID_PARAMETER,
@@ -303,7 +303,7 @@ class FdTable:
             old = self._contents(except_for=kept)
         gone: list[Content] = []  # freed from the store in any case
         try:
-            with Exchange(self._allowance, old) as exchange:
+            with Replacement(self._allowance, old) as exchange:
                 for content, source in parts:
                     gone.append(content)
                     exchange.add(content)
@@ -382,7 +382,7 @@ class FdTable:
         """
         with self._lock:
             old, new = self._contents(), other._contents()
-            with Exchange(self._allowance, old) as exchange:
+            with Replacement(self._allowance, old) as exchange:
                 for content in new:
                     exchange.add(content)
                 exchange.settle(old)

@@ -60,7 +60,7 @@ class ModelError(Exception):
     """The model cannot be asked or did not answer; the text is one line."""
 
 
-class Reply(NamedTuple):
+class ModelReply(NamedTuple):
     """The answer of a model.
 
     Attributes:
@@ -78,7 +78,7 @@ class Reply(NamedTuple):
         return content if isinstance(content, str) else ""
 
 
-class Model(Protocol):
+class LoopModel(Protocol):
     """The gateway, as far as the tool loop needs it."""
 
     def system(self, program: str) -> str | None:
@@ -91,7 +91,7 @@ class Model(Protocol):
         messages: Sequence[Message],
         tools: Sequence[Json],
         claim: bool,
-    ) -> Reply:
+    ) -> ModelReply:
         """Ask once, under the client's quota, with the model of its effective view.
 
         Raises:
@@ -106,7 +106,7 @@ class ToolLoop:
         model: answers.
     """
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: LoopModel) -> None:
         self.model = model
 
     async def begin(
@@ -140,7 +140,7 @@ class ToolLoop:
         files: Files = (),
         *,
         has_tools: bool = True,
-    ) -> Reply:
+    ) -> ModelReply:
         """Add the user's words, if any, and return the final answer.
 
         Raises:
@@ -158,7 +158,7 @@ class ToolLoop:
 
     async def _ask(
         self, process: Process, prompt: str, files: Files, *, has_tools: bool
-    ) -> Reply:
+    ) -> ModelReply:
         for call_id in find_unanswered(process.messages):
             # A checkpoint that a tool has made is restored without its answer.
             await self._result(process, call_id, "The conversation goes on from here.")
@@ -176,7 +176,7 @@ class ToolLoop:
             await self._answer_all(process, calls)
         raise ModelError(f"no answer after {MOST_ROUNDS} rounds of tool calls")
 
-    async def _complete(self, process: Process, *, has_tools: bool) -> Reply:
+    async def _complete(self, process: Process, *, has_tools: bool) -> ModelReply:
         if len(process.messages) > MOST_MESSAGES:
             raise ModelError(
                 f"the conversation has {len(process.messages)} messages, more than"

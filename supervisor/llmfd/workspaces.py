@@ -83,7 +83,7 @@ Ts = TypeVarTuple("Ts")
 _UPPER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-class ChildWorkspaces:
+class LayeredWorkspaces:
     """The workspaces of one child that have layers (``snapshots.Workspaces``).
 
     Args:

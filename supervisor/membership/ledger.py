@@ -22,7 +22,7 @@ _ID_BYTES = 8
 
 
 @dataclass(slots=True)
-class Ledger:
+class NodeLedger:
     """The content of a ledger, as it was read.
 
     Attributes:
@@ -38,13 +38,13 @@ class Ledger:
     changes: list[Change] = field(default_factory=list)
 
 
-def read_ledger(store: Store) -> Ledger:
+def read_ledger(store: Store) -> NodeLedger:
     """Return what a store holds; a new id if it has none (spec FL7).
 
     Raises:
         msgspec.DecodeError: it is another program's.
     """
-    ledger = Ledger(LedgerRow(""))
+    ledger = NodeLedger(LedgerRow(""))
     for table, _, row in store.load():
         if table == LEDGER:
             ledger.row = msgspec.msgpack.decode(row, type=LedgerRow)

@@ -64,7 +64,7 @@ from supervisor.fleet.store import FleetStore, StepWriter
 from supervisor.kept_children.fleet_place import FleetPlace
 from supervisor.kept_children.kept_child import NOT_STARTED
 from supervisor.membership.bases import BaseError, PeerError
-from supervisor.membership.ledger import LAUNCHPAD, Ledger, read_ledger
+from supervisor.membership.ledger import LAUNCHPAD, NodeLedger, read_ledger
 from supervisor.membership.session_launchpad import (
     SessionLaunchpad,
     end_former,
@@ -660,7 +660,7 @@ def _may_begin(node: Node) -> bool:
     return node.phase in (Phase.OUT, Phase.JOINING)
 
 
-async def _read_ledger(store: FleetStore, directory: str) -> Ledger:
+async def _read_ledger(store: FleetStore, directory: str) -> NodeLedger:
     try:
         return await in_thread(read_ledger, store)
     except (sqlite3.Error, msgspec.DecodeError) as why:

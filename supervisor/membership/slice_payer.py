@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from supervisor.fleet.fence import FencedError, UnpaidError
-from supervisor.fleet.held_slices import Reserved
+from supervisor.fleet.held_slices import ReserveResult
 from supervisor.fleet.slices import ACCOUNT
 from supervisor.fleet.step import StaleEpochError
 
@@ -110,7 +110,7 @@ class SlicePayer:
         except BaseException:
             self.settle(call, 0.0)
             raise
-        if outcome is Reserved.YES:
+        if outcome is ReserveResult.YES:
             return True
         await decision.is_there.wait()
         if decision.refused_from is not None and worst >= decision.refused_from:

@@ -20,7 +20,7 @@ from supervisor.network.addresses import (
 from supervisor.network.contradictions import clashing_ports, contradictions
 from supervisor.network.hosts import shorten
 from supervisor.network.pool import Pool
-from supervisor.network.reasons import Reason, Refused
+from supervisor.network.reasons import NetworkRefusal, Reason
 from supervisor.network.rule import RuleError, rule_for
 from supervisor.network.rule_changes import change
 
@@ -43,7 +43,7 @@ class DeniedError(Exception):
         port: of the connection.
     """
 
-    def __init__(self, host: str | Address, port: int, refused: Refused) -> None:
+    def __init__(self, host: str | Address, port: int, refused: NetworkRefusal) -> None:
         super().__init__(refused.reason.value)
         self.host = host
         self.port = port
@@ -112,7 +112,7 @@ class Access:
                 return name
         elif not address.is_loopback:
             return address
-        raise DeniedError(address, port, Refused(Reason.NO_NAME))
+        raise DeniedError(address, port, NetworkRefusal(Reason.NO_NAME))
 
     def decide(self, host: str | Address, port: int) -> Grant:
         """Return what allows a connection.
@@ -124,7 +124,7 @@ class Access:
             decision = self.rules.decide(host, port)
         else:
             decision = self.rules.decide_address(host, port)
-        if isinstance(decision, Refused):
+        if isinstance(decision, NetworkRefusal):
             raise DeniedError(host, port, decision)
         return decision
 
@@ -150,12 +150,14 @@ class Access:
         for address in addresses:
             for one in (without_zone(address), *held_addresses(address)):
                 if self._is_kept_from(one, grant.port, own):
-                    raise DeniedError(host, grant.port, Refused(Reason.FLEET_PORT))
+                    raise DeniedError(
+                        host, grant.port, NetworkRefusal(Reason.FLEET_PORT)
+                    )
         opening = grant.opening(outer_pool=self._outer_pool)
         reason = judge(addresses, opening, own)
         if reason is not None:
             rule = self._rule_for(grant, host, addresses, own)
-            raise DeniedError(host, grant.port, Refused(reason, rule))
+            raise DeniedError(host, grant.port, NetworkRefusal(reason, rule))
         for address in addresses:
             refused = self.rules.refuse_answer(address, grant.port)
             if refused is not None:

@@ -52,7 +52,7 @@ from supervisor.network.statistics import (
     name_row,
     refused_row,
 )
-from supervisor.network.traffic import Counts, Traffic
+from supervisor.network.traffic import ChildTraffic, ConnectionCounts
 from supervisor.network.tunnel import Pipes
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ if TYPE_CHECKING:
     from supervisor.network.settings import NetworkSettings
 
 
-class Identity(NamedTuple):
+class ChildIdentity(NamedTuple):
     """Which child it is; `name` is None if it has none."""
 
     child_id: str
@@ -120,7 +120,7 @@ class Outside:
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class NetworkBounds:
     """The bounds of one child's network, beside its rules.
 
     Attributes:
@@ -150,11 +150,11 @@ class ChildNetwork:
 
     def __init__(
         self,
-        identity: Identity,
+        identity: ChildIdentity,
         settings: NetworkSettings,
         sockets: InnerSockets,
         outside: Outside,
-        bounds: Bounds | None = None,
+        bounds: NetworkBounds | None = None,
         state: ChildNetworkState | None = None,
     ) -> None:
         state = state or ChildNetworkState()
@@ -163,8 +163,8 @@ class ChildNetwork:
         self._identity = identity
         self._settings = settings
         self._sockets = sockets
-        self._bounds = bounds = bounds or Bounds()
-        self._traffic = Traffic(state.traffic)
+        self._bounds = bounds = bounds or NetworkBounds()
+        self._traffic = ChildTraffic(state.traffic)
         self._notices = Notices(outside.journal, identity.child_id, state.notices)
         self._access = Access(
             settings,
@@ -375,9 +375,11 @@ class ChildNetwork:
             for rule in self._access.rules
             if not rule.is_refusal and (name := _name_in_figures(rule.target))
         }
-        sums: dict[str, Counts] = {}
+        sums: dict[str, ConnectionCounts] = {}
         for name, _, counts in self._traffic.rows():
-            total = sums.setdefault(name if name in granted else OTHERS, Counts())
+            total = sums.setdefault(
+                name if name in granted else OTHERS, ConnectionCounts()
+            )
             total.connections += counts.connections
             total.bytes_in += counts.bytes_in
             total.bytes_out += counts.bytes_out

@@ -18,7 +18,7 @@ from hostlib.listener import contain_fault
 from supervisor.fleet.fence import FencedError
 from supervisor.network.access import DeniedError
 from supervisor.network.proxy_dialogue import Asked
-from supervisor.network.reasons import Reason, Refused
+from supervisor.network.reasons import NetworkRefusal, Reason
 from supervisor.network.sockets import close_socket, receive, reset_socket, send_all
 from supervisor.network.tunnel import READ_BYTES, FilterError, MeterError
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from supervisor.network.notices import Notices
     from supervisor.network.pace import Pace
     from supervisor.network.rule import Rule
-    from supervisor.network.traffic import Counts, Traffic
+    from supervisor.network.traffic import ChildTraffic, ConnectionCounts
 
 REPLY_TIMEOUT_S = 2.0
 """How long a program may take to read why it is refused."""
@@ -102,7 +102,7 @@ class ConnectionMeter:
 
     def __init__(
         self,
-        counts: Sequence[Counts],
+        counts: Sequence[ConnectionCounts],
         account: Account[int] | None,
         check_effect: Callable[[], None],
     ) -> None:
@@ -145,7 +145,7 @@ class Connections:
 
     def __init__(
         self,
-        traffic: Traffic,
+        traffic: ChildTraffic,
         notices: Notices,
         log: Log,
         pace: Pace,
@@ -198,7 +198,7 @@ class Connections:
             reset_socket(connection.inner)
             return
         if not self._places.charge(1):
-            refused = Refused(Reason.LIMIT_CONNECTIONS)
+            refused = NetworkRefusal(Reason.LIMIT_CONNECTIONS)
             self._notices.tell_refused(connection.host, connection.port, refused)
             reset_socket(connection.inner)
             return
@@ -226,7 +226,7 @@ class Connections:
         except LeaseOverError as why:
             self._log.write("WARNING", f"Connection cut: {why}")
         except MeterError:
-            refused = Refused(Reason.LIMIT_NET_BYTES)
+            refused = NetworkRefusal(Reason.LIMIT_NET_BYTES)
             self._notices.tell_refused(connection.host, connection.port, refused)
         except UnreachableError as why:
             self._notices.tell_failed(connection.host, connection.port, why.reason)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from hostlib.event_rate import EventRate
 from supervisor.network.hosts import HostError, parse_name
-from supervisor.network.reasons import Reason, Refused
+from supervisor.network.reasons import NetworkRefusal, Reason
 
 if TYPE_CHECKING:
     from supervisor.network.hosts import Address
@@ -71,7 +71,7 @@ class Type(IntEnum):
     OPT = 41
 
 
-class Code(IntEnum):
+class ResponseCode(IntEnum):
     """Response codes; the last one is an extended one (RFC 6891)."""
 
     NOERROR = 0
@@ -82,7 +82,7 @@ class Code(IntEnum):
     BADVERS = 16
 
 
-class Question(NamedTuple):
+class DnsQuestion(NamedTuple):
     """A question as it came.
 
     Attributes:
@@ -105,7 +105,7 @@ class Question(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class DnsAnswer:
     """The answer to a packet, and why its name was refused.
 
     Attributes:
@@ -116,7 +116,7 @@ class Answer:
 
     packet: bytes | None
     name: str = ""
-    refused: Refused | None = None
+    refused: NetworkRefusal | None = None
 
 
 class NameServer:
@@ -127,47 +127,47 @@ class NameServer:
         self._has_v6 = has_v6
         self._rate = EventRate(QUESTIONS_AT_ONCE, QUESTIONS_PER_S)
 
-    def answer(self, packet: bytes, rules: Rules, now_s: float) -> Answer:
+    def answer(self, packet: bytes, rules: Rules, now_s: float) -> DnsAnswer:
         """Return what is sent for a packet, over UDP as over TCP."""
         if not self._rate.take(now_s) or not _is_request(packet):
-            return Answer(None)
+            return DnsAnswer(None)
         if packet[2] & (_OPCODE >> 8):
-            return Answer(_write_error(packet, Code.NOTIMP))
+            return DnsAnswer(_write_error(packet, ResponseCode.NOTIMP))
         question = parse_question(packet)
         if question is None:
-            return Answer(_write_error(packet, Code.FORMERR))
+            return DnsAnswer(_write_error(packet, ResponseCode.FORMERR))
         if question.edns is not None and question.edns >> 16 & 0xFF:
-            return Answer(_write(question, Code.BADVERS))
+            return DnsAnswer(_write(question, ResponseCode.BADVERS))
         if question.cls != _ONE_CLASS:
-            return Answer(_write(question, Code.NOTIMP))
+            return DnsAnswer(_write(question, ResponseCode.NOTIMP))
         code, data, refused = self._resolve(question, rules)
         name = _display(question.labels)
-        return Answer(_write(question, code, data), name, refused)
+        return DnsAnswer(_write(question, code, data), name, refused)
 
     def is_used_up(self, now_s: float) -> bool:
         """Tell whether the next question would be dropped."""
         return self._rate.is_used_up(now_s)
 
     def _resolve(
-        self, question: Question, rules: Rules
-    ) -> tuple[Code, bytes, Refused | None]:
+        self, question: DnsQuestion, rules: Rules
+    ) -> tuple[ResponseCode, bytes, NetworkRefusal | None]:
         """Return a code, the data of a record if there is one, and what is told."""
         name = _name_of(question.labels)
         if question.type == Type.PTR and (target := self._reverse(name, rules)):
-            return Code.NOERROR, _encode_name(target), None
+            return ResponseCode.NOERROR, _encode_name(target), None
         if name == "localhost" or name.endswith(".localhost"):
             pair = (IPv4Address("127.0.0.1"), IPv6Address("::1"))
-            return Code.NOERROR, self._choose(question.type, *pair), None
+            return ResponseCode.NOERROR, self._choose(question.type, *pair), None
         refused = rules.decide_any_port(name) if name else _not_a_name()
         if refused is not None:
             is_told = question.type != Type.PTR and len(question.labels) > 1
-            return Code.NXDOMAIN, b"", refused if is_told else None
+            return ResponseCode.NXDOMAIN, b"", refused if is_told else None
         if question.type not in {Type.A, Type.AAAA}:
-            return Code.NOERROR, b"", None
+            return ResponseCode.NOERROR, b"", None
         addresses = self._pool.assign(name)
         if addresses is None:
-            return Code.SERVFAIL, b"", Refused(Reason.TOO_MANY_NAMES)
-        return Code.NOERROR, self._choose(question.type, *addresses), None
+            return ResponseCode.SERVFAIL, b"", NetworkRefusal(Reason.TOO_MANY_NAMES)
+        return ResponseCode.NOERROR, self._choose(question.type, *addresses), None
 
     def _choose(self, kind: int, v4: IPv4Address, v6: IPv6Address) -> bytes:
         """Return the address of a type; empty for other types."""
@@ -217,7 +217,7 @@ def frame(packet: bytes) -> bytes:
     return len(packet).to_bytes(2, "big") + packet
 
 
-def parse_question(packet: bytes) -> Question | None:
+def parse_question(packet: bytes) -> DnsQuestion | None:
     """Return the one question of a packet, None if the packet has another form."""
     try:
         return _parse_question(packet)
@@ -225,7 +225,7 @@ def parse_question(packet: bytes) -> Question | None:
         return None  # it ends too early
 
 
-def _parse_question(packet: bytes) -> Question | None:
+def _parse_question(packet: bytes) -> DnsQuestion | None:
     number, flags, questions, answers, authorities, others = _HEADER.unpack_from(packet)
     if (questions, answers, authorities) != (1, 0, 0) or others > _MAX_RECORDS:
         return None
@@ -248,7 +248,7 @@ def _parse_question(packet: bytes) -> Question | None:
             edns = ttl
     if at != len(packet):
         return None
-    return Question(number, flags, wire, labels, kind, cls, edns)
+    return DnsQuestion(number, flags, wire, labels, kind, cls, edns)
 
 
 def _parse_labels(packet: bytes, at: int) -> tuple[tuple[bytes, ...], int] | None:
@@ -282,14 +282,14 @@ def _is_request(packet: bytes) -> bool:
     return not packet[2] & (_IS_RESPONSE >> 8)
 
 
-def _write_error(packet: bytes, code: Code) -> bytes:
+def _write_error(packet: bytes, code: ResponseCode) -> bytes:
     """Return the answer to what has no question that could be echoed."""
     number, flags = struct.unpack_from("!2H", packet)
     flags = flags & _ECHOED_FLAGS | _IS_RESPONSE | _RECURSION_AVAILABLE | code
     return _HEADER.pack(number, flags, 0, 0, 0, 0)
 
 
-def _write(question: Question, code: Code, data: bytes = b"") -> bytes:
+def _write(question: DnsQuestion, code: ResponseCode, data: bytes = b"") -> bytes:
     """Return an answer with one record, or with none if there is no data."""
     has_edns = question.edns is not None
     flags = question.flags & _ECHOED_FLAGS | _IS_RESPONSE | _RECURSION_AVAILABLE
@@ -317,8 +317,8 @@ def _name_of(labels: tuple[bytes, ...]) -> str:
         return ""
 
 
-def _not_a_name() -> Refused:
-    return Refused(Reason.NO_RULE)
+def _not_a_name() -> NetworkRefusal:
+    return NetworkRefusal(Reason.NO_RULE)
 
 
 def _display(labels: tuple[bytes, ...]) -> str:

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
     from hostlib.journal import Journal
     from supervisor.network.hosts import Address
-    from supervisor.network.reasons import Refused
-    from supervisor.network.refusals import Row
+    from supervisor.network.reasons import NetworkRefusal
+    from supervisor.network.refusals import RefusedName
 
 
 class NoticesState(msgspec.Struct):
@@ -51,12 +51,12 @@ class Notices:
         """How much was refused."""
         return len(self._refusals)
 
-    def rows(self) -> tuple[Row, ...]:
+    def rows(self) -> tuple[RefusedName, ...]:
         """Return what was refused, the oldest first."""
         return self._refusals.rows()
 
     def tell_refused(
-        self, host: str | Address, port: int | None, refused: Refused
+        self, host: str | Address, port: int | None, refused: NetworkRefusal
     ) -> None:
         """Count a refusal, and tell of it if it is time (spec NET11)."""
         row = self._add(self._refusals, host, port, refused)
@@ -109,8 +109,8 @@ class Notices:
         rows: Refusals,
         host: str | Address,
         port: int | None,
-        refused: Refused | Failure,
-    ) -> Row | None:
+        refused: NetworkRefusal | Failure,
+    ) -> RefusedName | None:
         return rows.add(
             str(host), port, refused, now_s=trio.current_time(), time=time.time()
         )

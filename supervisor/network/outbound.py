@@ -21,7 +21,7 @@ from supervisor.network.addresses import PRIVATE, closed_ranges
 from supervisor.network.clienthello import HelloError, HelloReader
 from supervisor.network.connections import UnreachableError
 from supervisor.network.dialer import dial, dial_through
-from supervisor.network.reasons import Reason, Refused
+from supervisor.network.reasons import NetworkRefusal, Reason
 from supervisor.network.resolver import THREADS_PER_CHILD, ResolverError
 from supervisor.network.rule import TLS_PORT
 from supervisor.network.rules import Grant
@@ -115,7 +115,7 @@ class Outbound:
                     sni = reader.receive(await receive(connection.inner, READ_BYTES))
                 connection.sni = sni
         except HelloError as why:
-            refused = Refused(why.reason)
+            refused = NetworkRefusal(why.reason)
             raise DeniedError(connection.host, connection.port, refused) from None
         self._check_hello(connection, grant)
         return bytes(reader.held)
@@ -233,7 +233,7 @@ class Outbound:
         if not grant.checks_tls:
             return
         if connection.sni is None:
-            refused = Refused(Reason.TLS_NO_HELLO)
+            refused = NetworkRefusal(Reason.TLS_NO_HELLO)
             raise DeniedError(connection.host, connection.port, refused)
         self._access.check_sni(grant, connection.host, connection.sni)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from supervisor.network.hosts import Address
-    from supervisor.network.reasons import Refused
+    from supervisor.network.reasons import NetworkRefusal
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class Dialogue(Protocol):
         """Return what tells the program that it is connected."""
         ...
 
-    def refuse(self, refused: Refused) -> bytes:
+    def refuse(self, refused: NetworkRefusal) -> bytes:
         """Return what tells the program why it is not connected."""
         ...
 

@@ -26,7 +26,7 @@ from supervisor.network.proxy_dialogue import Asked, ProxyError
 from supervisor.network.reasons import Reason, describe_rule
 
 if TYPE_CHECKING:
-    from supervisor.network.reasons import Refused
+    from supervisor.network.reasons import NetworkRefusal
 
 MAX_HEAD_BYTES = 16_384
 """Bytes of a request's head; servers usually take 8 KiB."""
@@ -119,7 +119,7 @@ class HttpDialogue:
             return b""
         return b"HTTP/1.1 200 Connection established\r\n\r\n"
 
-    def refuse(self, refused: Refused) -> bytes:
+    def refuse(self, refused: NetworkRefusal) -> bytes:
         """Return a 403 that tells the reason, and the rule that would allow it."""
         return _reply(b"403 Forbidden", denial(self._known(), refused))
 
@@ -156,7 +156,7 @@ class HttpDialogue:
         return head
 
 
-def denial(asked: Asked, refused: Refused) -> bytes:
+def denial(asked: Asked, refused: NetworkRefusal) -> bytes:
     """Return the body of a 403."""
     where = f"{format_host(asked.host)}:{asked.port}"
     why = f"{_DETAILS[refused.reason]}{describe_rule(refused.reason, refused.rule)}"

@@ -13,7 +13,7 @@ from supervisor.network.proxy_dialogue import Asked, ProxyError
 
 if TYPE_CHECKING:
     from supervisor.network.hosts import Address
-    from supervisor.network.reasons import Refused
+    from supervisor.network.reasons import NetworkRefusal
 
 VERSION = 5
 
@@ -48,7 +48,7 @@ class SocksDialogue:
         """Return the reply of success."""
         return _reply(_GRANTED)
 
-    def refuse(self, refused: Refused) -> bytes:
+    def refuse(self, refused: NetworkRefusal) -> bytes:
         """Return the reply "not allowed by ruleset"; SOCKS has no room for a reason."""
         del refused
         return _reply(_REFUSED)

@@ -53,7 +53,7 @@ MAX_IN_USE = 256
 """Sockets of a child for connections to its ports at once; they stay until its end."""
 
 
-class Stock:
+class SocketStock:
     """Sockets of a child's namespace, each used for one connection after another."""
 
     def __init__(self, sockets: InnerSockets) -> None:
@@ -126,7 +126,7 @@ class Publisher:
         taken_over: Iterable[tuple[int, int]] | None = None,
     ) -> None:
         self._has_v6 = sockets.has_v6
-        self._stock = Stock(sockets)
+        self._stock = SocketStock(sockets)
         self._connections = connections
         self._pipes = pipes
         self._watched_by = listeners

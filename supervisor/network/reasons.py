@@ -29,7 +29,7 @@ class Reason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class NetworkRefusal:
     """A decision against something that a child asked for.
 
     Attributes:

@@ -10,7 +10,7 @@ import msgspec
 from supervisor.network.hosts import MAX_NAME_LENGTH, shorten
 
 if TYPE_CHECKING:
-    from supervisor.network.reasons import Refused
+    from supervisor.network.reasons import NetworkRefusal
 
 MAX_ROWS = 256
 """Most rows of a child, so that one that asks for 10,000 names does not fill the journal."""
@@ -21,7 +21,7 @@ TOLD_EVERY_S = 60.0
 
 
 @dataclass(slots=True)
-class Row:
+class RefusedName:
     """A name or an address that was refused.
 
     Attributes:
@@ -63,7 +63,7 @@ class RefusalsState(msgspec.Struct):
         count: refusals.
     """
 
-    rows: list[Row]
+    rows: list[RefusedName]
     told_ago_s: list[float]
     count: int
 
@@ -76,7 +76,7 @@ class Refusals:
     """
 
     def __init__(self, state: RefusalsState | None = None, now_s: float = 0.0) -> None:
-        self._rows: dict[tuple[str, int | None], Row] = {}
+        self._rows: dict[tuple[str, int | None], RefusedName] = {}
         self._told_at_s: dict[tuple[str, int | None], float] = {}
         self._count = 0
         if state is not None:
@@ -94,7 +94,7 @@ class Refusals:
         """Return how many refusals there were."""
         return self._count
 
-    def rows(self) -> tuple[Row, ...]:
+    def rows(self) -> tuple[RefusedName, ...]:
         """Return the rows, the oldest first."""
         return tuple(self._rows.values())
 
@@ -102,11 +102,11 @@ class Refusals:
         self,
         name: str,
         port: int | None,
-        refused: Refused | Failure,
+        refused: NetworkRefusal | Failure,
         *,
         now_s: float,
         time: float,
-    ) -> Row | None:
+    ) -> RefusedName | None:
         """Count a refusal.
 
         Args:
@@ -127,7 +127,7 @@ class Refusals:
             key, rule = (OTHERS, None), None
         row = self._rows.get(key)
         if row is None:
-            row = self._rows[key] = Row(*key, refused.reason, rule, 0, time)
+            row = self._rows[key] = RefusedName(*key, refused.reason, rule, 0, time)
         row.reason, row.rule, row.time = refused.reason, rule, time
         row.count += 1
         told_at_s = self._told_at_s.get(key)

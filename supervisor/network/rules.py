@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from supervisor.network.addresses import Network, Opening, held_addresses
 from supervisor.network.hosts import Address, is_credential_name, shorten
-from supervisor.network.reasons import Reason, Refused
+from supervisor.network.reasons import NetworkRefusal, Reason
 from supervisor.network.rule import TLS_PORT, Rule, RuleError, parse_rule, rule_for
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ class Rules:
         """Return the rules as they were written."""
         return tuple(dict.fromkeys(rule.written for rule in self._rules))
 
-    def decide(self, name: str, port: int) -> Grant | Refused:
+    def decide(self, name: str, port: int) -> Grant | NetworkRefusal:
         """Return what the rules say of a name and a port.
 
         Args:
@@ -149,7 +149,7 @@ class Rules:
         entries = (self._names.get(pattern) for pattern in _patterns(name))
         return _decide(name, port, [entry for entry in entries if entry is not None])
 
-    def decide_any_port(self, name: str) -> Refused | None:
+    def decide_any_port(self, name: str) -> NetworkRefusal | None:
         """Return why a name has no address: no port of it is allowed; None if one is."""
         allowed: set[int] = set()
         refusing: dict[int, Rule] = {}
@@ -162,10 +162,10 @@ class Rules:
             return None
         if refusing:
             rule = refusing[min(allowed & refusing.keys() or refusing)]
-            return Refused(Reason.REFUSED_BY_RULE, rule.written)
-        return Refused(Reason.NO_RULE, _rule_that_allows(name, TLS_PORT))
+            return NetworkRefusal(Reason.REFUSED_BY_RULE, rule.written)
+        return NetworkRefusal(Reason.NO_RULE, _rule_that_allows(name, TLS_PORT))
 
-    def decide_address(self, address: Address, port: int) -> Grant | Refused:
+    def decide_address(self, address: Address, port: int) -> Grant | NetworkRefusal:
         """Return what the rules say of an address that was named itself, and a port.
 
         Of the ranges that no name reaches `addresses.judge` decides afterwards.
@@ -175,16 +175,16 @@ class Rules:
             return refused
         return _decide(address, port, self._entries_of(address))
 
-    def refuse_answer(self, address: Address, port: int) -> Refused | None:
+    def refuse_answer(self, address: Address, port: int) -> NetworkRefusal | None:
         """Return the refusal of an address that a granted name stands for, or None."""
         for held in (address, *held_addresses(address)):
             for entry in self._entries_of(held):
                 if port in entry.refusing:
                     rule = entry.refusing[port].written
-                    return Refused(Reason.REFUSED_BY_RULE, rule)
+                    return NetworkRefusal(Reason.REFUSED_BY_RULE, rule)
         return None
 
-    def check_sni(self, grant: Grant, sni: str) -> Refused | None:
+    def check_sni(self, grant: Grant, sni: str) -> NetworkRefusal | None:
         """Return why a granted connection may not be for a ClientHello's name, or None.
 
         Args:
@@ -192,9 +192,9 @@ class Rules:
             sni: the name, as `parse_name` returns it.
         """
         if not grant.covers(sni):
-            return Refused(Reason.TLS_OTHER_NAME, str(rule_for(sni, grant.port)))
+            return NetworkRefusal(Reason.TLS_OTHER_NAME, str(rule_for(sni, grant.port)))
         decision = self.decide(sni, grant.port)
-        return decision if isinstance(decision, Refused) else None
+        return decision if isinstance(decision, NetworkRefusal) else None
 
     def _entries_of(self, address: Address) -> list[_Entry]:
         bits = int(address)
@@ -234,13 +234,13 @@ def parse_rules(texts: Iterable[str]) -> Rules:
 
 def _decide(
     host: str | Address, port: int, entries: Sequence[_Entry]
-) -> Grant | Refused:
+) -> Grant | NetworkRefusal:
     for entry in entries:
         if port in entry.refusing:
-            return Refused(Reason.REFUSED_BY_RULE, entry.refusing[port].written)
+            return NetworkRefusal(Reason.REFUSED_BY_RULE, entry.refusing[port].written)
     rules = tuple(rule for entry in entries for rule in entry.allowing.get(port, ()))
     if not rules:
-        return Refused(Reason.NO_RULE, _rule_that_allows(host, port))
+        return NetworkRefusal(Reason.NO_RULE, _rule_that_allows(host, port))
     return Grant(port, rules)
 
 

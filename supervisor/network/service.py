@@ -31,9 +31,9 @@ from supervisor.network.additions import (
     unbound,
 )
 from supervisor.network.child_network import (
-    Bounds,
+    ChildIdentity,
     ChildNetwork,
-    Identity,
+    NetworkBounds,
     Outside,
 )
 from supervisor.network.credential_file import open_credentials
@@ -272,7 +272,7 @@ class NetworkService:
         Raises:
             OSError: a port cannot be published.
         """
-        identity = Identity(child.id, child.spec.name)
+        identity = ChildIdentity(child.id, child.spec.name)
         additions = Additions(self._host.launcher, sockets.dns_datagram)
         sockets.make = partial(self._make_more, additions, stack)
         bounds = _bounds_of(child.spec, additions)
@@ -394,14 +394,14 @@ async def open_network(
             service.close()
 
 
-def _bounds_of(spec: ChildSpec, additions: Additions) -> Bounds:
+def _bounds_of(spec: ChildSpec, additions: Additions) -> NetworkBounds:
     """Return what a child's network is bounded by (spec NET14).
 
     Connections of a nested child come to the host as its parent's, and count there.
     """
     limits = spec.group_limits
     connections, size = limits.connections, limits.net_bytes
-    return Bounds(
+    return NetworkBounds(
         connections=None if connections is None else Account(limit=connections),
         net_bytes=None if size is None else Account(limit=size),
         add_routes=additions.add_routes,

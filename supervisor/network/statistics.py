@@ -10,8 +10,8 @@ from msgspec import UNSET, UnsetType
 from hostlib.clock import timestamp
 
 if TYPE_CHECKING:
-    from supervisor.network.refusals import Row
-    from supervisor.network.traffic import Counts
+    from supervisor.network.refusals import RefusedName
+    from supervisor.network.traffic import ConnectionCounts
 
 
 class NameRow(msgspec.Struct, frozen=True):
@@ -89,7 +89,7 @@ class NetworkRow(msgspec.Struct, frozen=True):
     upstream: str | UnsetType = UNSET
 
 
-def name_row(name: str, port: int | None, counts: Counts) -> NameRow:
+def name_row(name: str, port: int | None, counts: ConnectionCounts) -> NameRow:
     """Return the row of a name and a port."""
     return NameRow(
         name,
@@ -101,7 +101,7 @@ def name_row(name: str, port: int | None, counts: Counts) -> NameRow:
     )
 
 
-def refused_row(row: Row) -> RefusedRow:
+def refused_row(row: RefusedName) -> RefusedRow:
     """Return the row of a refusal."""
     return RefusedRow(
         row.name, row.port, row.reason, row.rule, row.count, timestamp(row.time)

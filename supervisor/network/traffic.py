@@ -17,7 +17,7 @@ MAX_ROWS = MAX_NAMES
 
 
 @dataclass(slots=True)
-class Counts:
+class ConnectionCounts:
     """Counts of connections and their bytes.
 
     Attributes:
@@ -36,11 +36,11 @@ class Counts:
 class TrafficState(msgspec.Struct):
     """The state for a hand-over, without connections."""
 
-    total: Counts
-    rows: list[tuple[str, int | None, Counts]]
+    total: ConnectionCounts
+    rows: list[tuple[str, int | None, ConnectionCounts]]
 
 
-class Traffic:
+class ChildTraffic:
     """The figures of one child.
 
     Args:
@@ -51,8 +51,8 @@ class Traffic:
     """
 
     def __init__(self, state: TrafficState | None = None) -> None:
-        self.total = Counts()
-        self._rows: dict[tuple[str, int | None], Counts] = {}
+        self.total = ConnectionCounts()
+        self._rows: dict[tuple[str, int | None], ConnectionCounts] = {}
         if state is not None:
             self.total = replace(state.total, open=0)
             for name, port, counts in state.rows:
@@ -62,13 +62,13 @@ class Traffic:
         """Return what is handed over."""
         return TrafficState(self.total, [*self.rows()])
 
-    def row(self, host: str | Address, port: int) -> Counts:
+    def row(self, host: str | Address, port: int) -> ConnectionCounts:
         """Return the figures of a host and a port, of all others once there are many."""
         key: tuple[str, int | None] = (str(host), port)
         if key not in self._rows and len(self._rows) >= MAX_ROWS:
             key = (OTHERS, None)
-        return self._rows.setdefault(key, Counts())
+        return self._rows.setdefault(key, ConnectionCounts())
 
-    def rows(self) -> tuple[tuple[str, int | None, Counts], ...]:
+    def rows(self) -> tuple[tuple[str, int | None, ConnectionCounts], ...]:
         """Return (name, port, figures), the oldest first."""
         return tuple((*key, counts) for key, counts in self._rows.items())

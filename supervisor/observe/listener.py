@@ -59,7 +59,7 @@ _LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
 _TEXT = "text/plain; charset=utf-8"
 
 
-class Answer(NamedTuple):
+class Response(NamedTuple):
     """A response.
 
     Attributes:
@@ -148,7 +148,7 @@ class _Server:
         self._server = Server(listener, self._enter, self._serve, log, "metrics")
         self._streams = 0
         self._watch: Watch | None = None
-        self._answers: dict[str, Callable[[h11.Request], Awaitable[Answer]]] = {
+        self._answers: dict[str, Callable[[h11.Request], Awaitable[Response]]] = {
             "/metrics": self._figures
         }
         if page:
@@ -183,7 +183,7 @@ class _Server:
                 pass
         except http1.FramingError as why:
             if connection.can_reply:
-                answer = Answer(why.status, f"{why}\n".encode())
+                answer = Response(why.status, f"{why}\n".encode())
                 await _send(connection, answer, is_last=True)
 
     async def _exchange(self, connection: http1.Connection) -> bool:
@@ -204,18 +204,18 @@ class _Server:
             return False
         answer_of = self._answers.get(path)
         if answer_of is None:
-            answer = Answer(404, b"there is no such page\n")
+            answer = Response(404, b"there is no such page\n")
         else:
             answer = await answer_of(request)
         await _send(connection, answer)
         return True
 
-    def _refusal(self, request: h11.Request) -> Answer | None:
+    def _refusal(self, request: h11.Request) -> Response | None:
         if request.method not in {b"GET", b"HEAD"}:
             text = b"only GET and HEAD: nothing can be changed here\n"
-            return Answer(405, text, headers=(("Allow", "GET, HEAD"),))
+            return Response(405, text, headers=(("Allow", "GET, HEAD"),))
         if not self._is_ours(dict(request.headers).get(b"host", b"")):
-            return Answer(421, b"ask for 127.0.0.1, [::1] or localhost\n")
+            return Response(421, b"ask for 127.0.0.1, [::1] or localhost\n")
         return None
 
     def _is_ours(self, header: bytes) -> bool:
@@ -227,15 +227,15 @@ class _Server:
 
     # The answers
 
-    async def _figures(self, request: h11.Request) -> Answer:
+    async def _figures(self, request: h11.Request) -> Response:
         accept = dict(request.headers).get(b"accept", b"").decode("latin-1")
         host = self._metrics.host
         await host.sizes.look([child.spec for child in host.children.values()])
         snapshot = families(self._metrics)
         body, content_type = await in_thread(self._render, snapshot, accept)
-        return Answer(200, body, content_type)
+        return Response(200, body, content_type)
 
-    async def _page(self, request: h11.Request) -> Answer:
+    async def _page(self, request: h11.Request) -> Response:
         from supervisor.observe.status_page import (  # noqa: PLC0415 - where it is on
             POLICY,
             page,
@@ -247,12 +247,12 @@ class _Server:
         view = view_of(request.target.decode("latin-1").partition("?")[2])
         body = (await in_thread(page, await self._watch.look(), view)).encode()
         headers = (("Content-Security-Policy", POLICY),)
-        return Answer(200, body, "text/html; charset=utf-8", headers)
+        return Response(200, body, "text/html; charset=utf-8", headers)
 
     async def _stream_events(self, connection: http1.Connection, watch: Watch) -> None:
         if self._streams >= MAX_STREAMS:
             text = f"{MAX_STREAMS} pages are live already\n".encode()
-            await _send(connection, Answer(503, text), is_last=True)
+            await _send(connection, Response(503, text), is_last=True)
             return
         if connection.is_head:
             await connection.send(_EVENTS_BEGIN)
@@ -283,7 +283,7 @@ class _Server:
 
 
 async def _send(
-    connection: http1.Connection, answer: Answer, *, is_last: bool = False
+    connection: http1.Connection, answer: Response, *, is_last: bool = False
 ) -> None:
     headers = [
         ("Content-Type", answer.content_type),

@@ -59,7 +59,7 @@ POLICY = "; ".join(
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class PageView:
     """The reader's view of the tables; the script does the same without a request.
 
     Attributes:
@@ -83,17 +83,17 @@ class View:
         return urlencode({"sort": sign + key, "filter": self.words})
 
 
-def view_of(query: str) -> View:
+def view_of(query: str) -> PageView:
     """Return the view in the query of an address; unknown parts are ignored."""
     asked = dict(parse_qsl(query))
     sort = asked.get("sort", "")
-    return View(
+    return PageView(
         sort if sort.removeprefix("-") in _KEYS else "",
         asked.get("filter", "")[:MAX_CHARS],
     )
 
 
-def page(facts: Facts, view: View = View()) -> str:
+def page(facts: Facts, view: PageView = PageView()) -> str:
     """Return the whole page."""
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
@@ -112,7 +112,7 @@ def page(facts: Facts, view: View = View()) -> str:
     )
 
 
-def live_part(facts: Facts, view: View = View()) -> str:
+def live_part(facts: Facts, view: PageView = PageView()) -> str:
     """Return the changing part: everything beneath the head, without line ends."""
     told = (("up", _duration(facts.up_s)), *facts.totals)
     totals = "".join(
@@ -132,7 +132,7 @@ def live_part(facts: Facts, view: View = View()) -> str:
     )
 
 
-def _names(facts: Facts, view: View) -> str:
+def _names(facts: Facts, view: PageView) -> str:
     """Return the tables of names; nothing if no child has reached or missed one."""
     reached, refused = facts.more_names
     found = ""
@@ -222,7 +222,7 @@ class Cell(NamedTuple):
     value: float | str | None
 
 
-class Column(NamedTuple):
+class PageColumn(NamedTuple):
     """A column.
 
     Attributes:
@@ -241,7 +241,11 @@ class Column(NamedTuple):
 
 
 def _section(
-    title: str, columns: Sequence[Column], rows: Iterable[object], more: int, view: View
+    title: str,
+    columns: Sequence[PageColumn],
+    rows: Iterable[object],
+    more: int,
+    view: PageView,
 ) -> str:
     cells = [[column.cell(row) for column in columns] for row in rows]
     body = "".join(_row(columns, row) for row in _arrange(columns, cells, view))
@@ -256,7 +260,7 @@ def _section(
 
 
 def _arrange(
-    columns: Sequence[Column], rows: Iterable[Sequence[Cell]], view: View
+    columns: Sequence[PageColumn], rows: Iterable[Sequence[Cell]], view: PageView
 ) -> list[Sequence[Cell]]:
     """Return the rows of a view, in its order."""
     words = escape(view.words).casefold()
@@ -283,7 +287,7 @@ def _order(cell: Cell) -> tuple[float, str]:
     return (0.0, value.casefold()) if isinstance(value, str) else (value or 0.0, "")
 
 
-def _head(column: Column, view: View) -> str:
+def _head(column: PageColumn, view: PageView) -> str:
     sorted_so = ""
     if view.key == column.key:
         way = "descending" if view.sort.startswith("-") else "ascending"
@@ -295,7 +299,7 @@ def _head(column: Column, view: View) -> str:
     )
 
 
-def _row(columns: Sequence[Column], cells: Sequence[Cell]) -> str:
+def _row(columns: Sequence[PageColumn], cells: Sequence[Cell]) -> str:
     made = "".join(
         f'<td data-head="{column.title}"{_value(cell)}{_class(column)}>'
         f"<div>{cell.html}</div></td>"
@@ -311,7 +315,7 @@ def _value(cell: Cell) -> str:
     return f' data-value="{"" if cell.value is None else cell.value}"'
 
 
-def _class(column: Column) -> str:
+def _class(column: PageColumn) -> str:
     if column.is_number:
         return ' class="number"'
     return ' class="long"' if column.is_long else ""
@@ -388,54 +392,56 @@ def _instant(value: object) -> Cell:
 
 
 _CHILD = (
-    Column("Child", "child", _child_name),
-    Column("State", "state", _child_state),
-    Column("Last error", "error", _last_error, is_long=True),
-    Column("CPU %", "cpu", lambda c: _figures(c.cpu_percent, 1), is_number=True),
-    Column("Memory", "memory", lambda c: _bytes(c.rss_bytes), is_number=True),
-    Column(
+    PageColumn("Child", "child", _child_name),
+    PageColumn("State", "state", _child_state),
+    PageColumn("Last error", "error", _last_error, is_long=True),
+    PageColumn("CPU %", "cpu", lambda c: _figures(c.cpu_percent, 1), is_number=True),
+    PageColumn("Memory", "memory", lambda c: _bytes(c.rss_bytes), is_number=True),
+    PageColumn(
         "Requests/s", "requests", lambda c: _figures(c.requests_per_s), is_number=True
     ),
-    Column("Received", "received", lambda c: _bytes(c.bytes_in), is_number=True),
-    Column("Sent", "sent", lambda c: _bytes(c.bytes_out), is_number=True),
-    Column("Files", "files", lambda c: _small(c.files), is_number=True),
-    Column("Growth", "growth", lambda c: _small(c.growth), is_number=True),
-    Column("Tokens", "tokens", lambda c: _figures(c.tokens), is_number=True),
-    Column("Workspace", "workspace", lambda c: _word(c.workspace)),
-    Column("Changed", "changed", lambda c: _figures(c.changed), is_number=True),
-    Column(
+    PageColumn("Received", "received", lambda c: _bytes(c.bytes_in), is_number=True),
+    PageColumn("Sent", "sent", lambda c: _bytes(c.bytes_out), is_number=True),
+    PageColumn("Files", "files", lambda c: _small(c.files), is_number=True),
+    PageColumn("Growth", "growth", lambda c: _small(c.growth), is_number=True),
+    PageColumn("Tokens", "tokens", lambda c: _figures(c.tokens), is_number=True),
+    PageColumn("Workspace", "workspace", lambda c: _word(c.workspace)),
+    PageColumn("Changed", "changed", lambda c: _figures(c.changed), is_number=True),
+    PageColumn(
         "Changed bytes",
         "changed-bytes",
         lambda c: _bytes(c.changed_bytes),
         is_number=True,
     ),
-    Column("Network", "network", lambda c: _word(c.network)),
-    Column("Isolation", "isolation", lambda c: _word(c.isolation)),
+    PageColumn("Network", "network", lambda c: _word(c.network)),
+    PageColumn("Isolation", "isolation", lambda c: _word(c.isolation)),
 )
 _CLIENT = (
-    Column("Client", "client", lambda row: _strong(row["id"])),
-    Column("Parent", "parent", lambda row: _word(row["parent_id"])),
-    Column("Pid", "pid", lambda row: _whole(row["pid"]), is_number=True),
-    Column("Pipe", "pipe", lambda row: _word(row["pipe_id"])),
-    Column(
+    PageColumn("Client", "client", lambda row: _strong(row["id"])),
+    PageColumn("Parent", "parent", lambda row: _word(row["parent_id"])),
+    PageColumn("Pid", "pid", lambda row: _whole(row["pid"]), is_number=True),
+    PageColumn("Pipe", "pipe", lambda row: _word(row["pipe_id"])),
+    PageColumn(
         "Open files",
         "open",
         lambda row: _figures(len(row["open_files"])),
         is_number=True,
     ),
-    Column("Connected (UTC)", "connected", lambda row: _instant(row["connected_at"])),
+    PageColumn(
+        "Connected (UTC)", "connected", lambda row: _instant(row["connected_at"])
+    ),
 )
 _FILE = (
-    Column("Fileno", "fileno", lambda row: _whole(row["fileno"]), is_number=True),
-    Column("Mode", "mode", lambda row: _word(row["mode"])),
-    Column("Client", "of", lambda row: _word(row["client_id"])),
-    Column(
+    PageColumn("Fileno", "fileno", lambda row: _whole(row["fileno"]), is_number=True),
+    PageColumn("Mode", "mode", lambda row: _word(row["mode"])),
+    PageColumn("Client", "of", lambda row: _word(row["client_id"])),
+    PageColumn(
         "Offset", "offset", lambda row: _bytes(_known(row["offset"])), is_number=True
     ),
-    Column(
+    PageColumn(
         "Top level", "top", lambda row: _word("yes" if row["is_top_level"] else "no")
     ),
-    Column(
+    PageColumn(
         "Name",
         "name",
         lambda row: Cell(
@@ -445,34 +451,34 @@ _FILE = (
     ),
 )
 _REACHED = (
-    Column("Child", "reaching", lambda row: _strong(row["child"])),
-    Column("Name", "reached", lambda row: _word(row["name"])),
-    Column("Port", "reached-port", lambda row: _whole(row["port"]), is_number=True),
-    Column(
+    PageColumn("Child", "reaching", lambda row: _strong(row["child"])),
+    PageColumn("Name", "reached", lambda row: _word(row["name"])),
+    PageColumn("Port", "reached-port", lambda row: _whole(row["port"]), is_number=True),
+    PageColumn(
         "Connections",
         "connections",
         lambda row: _whole(row["connections"]),
         is_number=True,
     ),
-    Column("Open", "open-now", lambda row: _whole(row["open"]), is_number=True),
-    Column(
+    PageColumn("Open", "open-now", lambda row: _whole(row["open"]), is_number=True),
+    PageColumn(
         "Received",
         "net-in",
         lambda row: _bytes(_known(row["bytes_in"])),
         is_number=True,
     ),
-    Column(
+    PageColumn(
         "Sent", "net-out", lambda row: _bytes(_known(row["bytes_out"])), is_number=True
     ),
 )
 _REFUSED = (
-    Column("Child", "missing", lambda row: _strong(row["child"])),
-    Column("Name", "refused", lambda row: _word(row["name"])),
-    Column("Port", "refused-port", lambda row: _whole(row["port"]), is_number=True),
-    Column("Reason", "reason", lambda row: _word(row["reason"])),
-    Column("Rule", "rule", lambda row: _word(row["rule"])),
-    Column("Times", "times", lambda row: _whole(row["count"]), is_number=True),
-    Column("Last (UTC)", "last", lambda row: _instant(row["time"])),
+    PageColumn("Child", "missing", lambda row: _strong(row["child"])),
+    PageColumn("Name", "refused", lambda row: _word(row["name"])),
+    PageColumn("Port", "refused-port", lambda row: _whole(row["port"]), is_number=True),
+    PageColumn("Reason", "reason", lambda row: _word(row["reason"])),
+    PageColumn("Rule", "rule", lambda row: _word(row["rule"])),
+    PageColumn("Times", "times", lambda row: _whole(row["count"]), is_number=True),
+    PageColumn("Last (UTC)", "last", lambda row: _instant(row["time"])),
 )
 _KEYS = frozenset(
     column.key

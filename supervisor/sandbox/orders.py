@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
 
     from supervisor.sandbox.etc_files import OwnFiles
-    from supervisor.sandbox.plan import Wanted
+    from supervisor.sandbox.plan import WantedWalls
     from supervisor.sandbox.shown_files import ShownFiles
     from supervisor.sandbox.view import View
     from supervisor.spawn.launchpad.layers.fresh_root import Tree
 
 
 def layers_on_the_wire(
-    layers: set[str], wanted: Wanted, executable: str, home: str = "/"
+    layers: set[str], wanted: WantedWalls, executable: str, home: str = "/"
 ) -> dict[str, object]:
     """Return what goes to the launchpad for the layers that are asked for.
 
@@ -77,7 +77,7 @@ def layers_on_the_wire(
 
 
 def _choose_namespaces(
-    layers: Collection[str], wanted: Wanted
+    layers: Collection[str], wanted: WantedWalls
 ) -> Iterator[tuple[str, object]]:
     """Yield the words of the layers that are its own, or those of a tool's child."""
     if "userns" in layers:
@@ -87,7 +87,7 @@ def _choose_namespaces(
         yield "netns", JOINED
 
 
-def _view(layers: Collection[str], wanted: Wanted, executable: str) -> View:
+def _view(layers: Collection[str], wanted: WantedWalls, executable: str) -> View:
     """Return what a child sees, with what is shown to it by name.
 
     Raises:
@@ -105,7 +105,7 @@ def _view(layers: Collection[str], wanted: Wanted, executable: str) -> View:
     return view
 
 
-def _own_files(layers: Collection[str], wanted: Wanted, home: str) -> OwnFiles:
+def _own_files(layers: Collection[str], wanted: WantedWalls, home: str) -> OwnFiles:
     """Return the child's own files of ``/etc``; none without a fresh root."""
     if "mountns" not in layers:
         return ()
@@ -134,7 +134,7 @@ def common_layers(layers: Mapping[str, object]) -> dict[str, object]:
 def _walls(
     view: View,
     layers: Collection[str],
-    wanted: Wanted | None = None,
+    wanted: WantedWalls | None = None,
     made: tuple[OwnFiles, bytes] = ((), b""),
     *,
     no_internet: bool,
@@ -176,7 +176,7 @@ def _check_nothing_hidden(files: ShownFiles) -> None:
                 raise SpawnError(errno.EPERM, "workspace", text, why)
 
 
-def _add_held(trees: tuple[Tree, ...], wanted: Wanted) -> tuple[Tree, ...]:
+def _add_held(trees: tuple[Tree, ...], wanted: WantedWalls) -> tuple[Tree, ...]:
     """Return trees with mounts of the host's, or of the child's, under their paths."""
     shown: dict[bytes, Tree] = {}
     position = 0

@@ -376,7 +376,7 @@ def would_be_root(why: str, number: int = errno.EPERM) -> SpawnError:
 
 
 @dataclass(slots=True)
-class Wanted:
+class WantedWalls:
     """The walls that a child is to have, and the parts made ready for it.
 
     Attributes:

@@ -23,7 +23,7 @@ from supervisor.sandbox.plan import (
     SERVES_NETWORK,
     Plan,
     Walls,
-    Wanted,
+    WantedWalls,
     is_of_the_machine,
     not_served,
 )
@@ -74,7 +74,7 @@ async def spawn(
     launcher: Launcher,
     machine: Machine,
     request: SpawnRequest,
-    wanted: Wanted,
+    wanted: WantedWalls,
     *,
     share: trio.CapacityLimiter | None = None,
 ) -> tuple[SpawnedProcess, Walls]:
@@ -130,7 +130,7 @@ async def spawn(
 
 
 async def _spawn_without_walls(
-    launcher: Launcher, request: SpawnRequest, wanted: Wanted
+    launcher: Launcher, request: SpawnRequest, wanted: WantedWalls
 ) -> tuple[SpawnedProcess, Walls]:
     if wanted.is_served:
         raise not_served("netns", "sandbox 'none' makes no namespaces")
@@ -148,7 +148,7 @@ def _forget_sent(attempt: SpawnRequest) -> None:
             sent.close_received()
 
 
-def _add_remedy(error: SpawnError, wanted: Wanted) -> SpawnError:
+def _add_remedy(error: SpawnError, wanted: WantedWalls) -> SpawnError:
     """Say what to expose, where the host has what a program does not find."""
     path = error.missing
     for _ in range(LINKS):  # of a workspace, what the child has made is a link as well
@@ -165,7 +165,7 @@ def _add_remedy(error: SpawnError, wanted: Wanted) -> SpawnError:
     return SpawnError(error.errno, error.stage, text, error.reason)
 
 
-def _check_mounts(plan: Plan, attempt: SpawnRequest, wanted: Wanted) -> None:
+def _check_mounts(plan: Plan, attempt: SpawnRequest, wanted: WantedWalls) -> None:
     """Refuse a start in which a child would not see what it is to work in.
 
     Raises:
@@ -198,7 +198,7 @@ def _copies(mounts: Iterable[ShownMount]) -> Iterator[tuple[int, ...]]:
         yield tuple(copies)
 
 
-def _stay_root(wanted: Wanted) -> None:
+def _stay_root(wanted: WantedWalls) -> None:
     """Let a child that has no user of its own through what its directories lie in."""
     if wanted.made_in < 0:
         ownership.take_parents_from_keeper(wanted.files.own)
@@ -257,7 +257,7 @@ async def _neutral_fault(launcher: Launcher, attempt: SpawnRequest) -> SpawnErro
     raise AssertionError("a directory was executed")
 
 
-def _walls_of(plan: Plan, wanted: Wanted, process: SpawnedProcess) -> Walls:
+def _walls_of(plan: Plan, wanted: WantedWalls, process: SpawnedProcess) -> Walls:
     """Say what a child runs in; its network is none only if something keeps it so."""
     walls = Walls(wanted.profile.name, wanted.network, process.applied, plan.missing)
     layers = dict(walls.applied).keys()
@@ -284,7 +284,7 @@ def shortfalls(walls: Walls, profile: Profile) -> Iterator[str]:
         yield f"has the host's network ({why}); {how}"
 
 
-def _unkept(request: SpawnRequest, wanted: Wanted) -> dict[str, str]:
+def _unkept(request: SpawnRequest, wanted: WantedWalls) -> dict[str, str]:
     """Return the limits and read-only paths that are not kept, with reasons."""
     limits = {which for which, *_ in request.rlimits}
     is_root = os.geteuid() == 0 and "uid" not in request.layers
@@ -327,7 +327,9 @@ def _report_unreceived(request: SpawnRequest) -> dict[str, str]:
     return {}
 
 
-def _report_unreachable(asked: dict[str, object], wanted: Wanted) -> dict[str, str]:
+def _report_unreachable(
+    asked: dict[str, object], wanted: WantedWalls
+) -> dict[str, str]:
     """Say of a child's own directories that it has no way to them, if that is so.
 
     Args:
@@ -371,7 +373,7 @@ def _closed(user: int, own: str, trees: tuple[Tree, ...]) -> str:
 async def _attempt(
     plan: Plan,
     request: SpawnRequest,
-    wanted: Wanted,
+    wanted: WantedWalls,
     share: trio.CapacityLimiter | None,
 ) -> SpawnRequest:
     """Return a request with what is thought to be had at the moment.
@@ -404,7 +406,7 @@ async def _attempt(
     return replace(request, layers=asked, rlimits=rlimits, listener=listener)
 
 
-def _check_served(plan: Plan, layers: Collection[str], wanted: Wanted) -> None:
+def _check_served(plan: Plan, layers: Collection[str], wanted: WantedWalls) -> None:
     """Refuse a start in which a network by name would not be kept (spec NET9).
 
     Raises:
@@ -417,7 +419,7 @@ def _check_served(plan: Plan, layers: Collection[str], wanted: Wanted) -> None:
 
 
 def _give_and_ask(
-    layers: set[str], wanted: Wanted, executable: str, home: str
+    layers: set[str], wanted: WantedWalls, executable: str, home: str
 ) -> tuple[dict[str, object], dict[str, str]]:
     """Give a child its own directories; return as ``request_layers``."""
     if wanted.user is not None:
@@ -429,7 +431,7 @@ def _give_and_ask(
 
 
 def request_layers(
-    layers: set[str], wanted: Wanted, executable: str, home: str
+    layers: set[str], wanted: WantedWalls, executable: str, home: str
 ) -> tuple[dict[str, object], dict[str, str]]:
     """Return what goes to the launchpad, and what a child has no way to.
 
@@ -448,7 +450,7 @@ def request_layers(
 
 
 def _report_groups(
-    rlimits: Iterable[tuple[int, int, int]], wanted: Wanted
+    rlimits: Iterable[tuple[int, int, int]], wanted: WantedWalls
 ) -> Iterator[tuple[int, int, int]]:
     """Yield the limits of each process that are left beside those of its groups."""
     for limit in rlimits:

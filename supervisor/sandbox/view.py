@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _TMP = "/tmp"  # noqa: S108 - the child's own
 
 
-class Rule(NamedTuple):
+class PathRule(NamedTuple):
     """The rights on a path and all beneath it.
 
     Attributes:
@@ -60,7 +60,7 @@ class View(NamedTuple):
             by name; "" for one that is not there, or is reached by a link of a child's.
     """
 
-    rules: tuple[Rule, ...]
+    rules: tuple[PathRule, ...]
     links: tuple[tuple[str, str], ...]
     cwd: str = ""
     exposed: tuple[tuple[str, str], ...] = ()
@@ -86,7 +86,7 @@ class View(NamedTuple):
             for rule in self.rules
         ]
         rules += (
-            Rule(path, HIDE, identity=identity)
+            PathRule(path, HIDE, identity=identity)
             for path, identity in names.items()
             if path not in seen
         )
@@ -98,7 +98,9 @@ class View(NamedTuple):
         for mount in mounts:
             beneath = mount.path + "/"
             rules = [r for r in rules if not f"{r.path}/".startswith(beneath)]
-            rules.append(Rule(mount.path, "write" if mount.is_writable else "execute"))
+            rules.append(
+                PathRule(mount.path, "write" if mount.is_writable else "execute")
+            )
         return self._replace(rules=tuple(rules))
 
     def landlock(self) -> tuple[tuple[bytes, str], ...]:
@@ -112,14 +114,14 @@ class View(NamedTuple):
         Every directory can be listed, for nothing else is there; ``/etc`` holds only what
         may be read; ``/dev/shm``, ``/tmp`` and the terminals are its own.
         """
-        fresh: tuple[Rule, ...] = (
-            Rule("/", "list"),
-            Rule("/etc", "read"),
-            Rule("/dev/shm", "write"),  # noqa: S108 - no file
-            Rule("/dev/pts", "device"),
+        fresh: tuple[PathRule, ...] = (
+            PathRule("/", "list"),
+            PathRule("/etc", "read"),
+            PathRule("/dev/shm", "write"),  # noqa: S108 - no file
+            PathRule("/dev/pts", "device"),
         )
         if not any(rule.path == _TMP for rule in self.rules):
-            fresh += (Rule(_TMP, "write"),)
+            fresh += (PathRule(_TMP, "write"),)
         rules = (rule for rule in self.rules if not _is_read_in_etc(rule))
         return self._replace(rules=(*rules, *fresh))
 
@@ -136,8 +138,8 @@ class View(NamedTuple):
         ``/proc`` is its own affair.  One that lies in another of the same kind is there
         already.
         """
-        trees: dict[str, Rule] = {}
-        around: list[Rule] = []  # the trees that the path at hand lies in
+        trees: dict[str, PathRule] = {}
+        around: list[PathRule] = []  # the trees that the path at hand lies in
         for rule in sorted(self.rules, key=_parts):
             if rule.kind == "list" or f"{rule.path}/".startswith("/proc/"):
                 continue
@@ -162,7 +164,7 @@ class View(NamedTuple):
         )
 
 
-def _is_read_in_etc(rule: Rule) -> bool:
+def _is_read_in_etc(rule: PathRule) -> bool:
     return rule.kind == "read" and rule.path.startswith("/etc/")
 
 
@@ -174,13 +176,13 @@ def _kind_around(tops: Mapping[bytes, str], path: bytes) -> str:
     return ""
 
 
-def _gives(tree: Rule, rule: Rule) -> bool:
+def _gives(tree: PathRule, rule: PathRule) -> bool:
     """Tell whether what lies in a tree is there as a rule wants it."""
     # A place to execute from is read as well.
     alike = tree.kind == rule.kind or (tree.kind, rule.kind) == ("execute", "read")
     return alike and tree.mapped == rule.mapped
 
 
-def _parts(rule: Rule) -> list[str]:
+def _parts(rule: PathRule) -> list[str]:
     """Return what sorts a path right after what it lies in."""
     return rule.path.split("/")

@@ -29,7 +29,7 @@ from supervisor.sandbox.programs import (
     modules_around,
     name_in_env,
 )
-from supervisor.sandbox.view import Rule, View
+from supervisor.sandbox.view import PathRule, View
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -134,7 +134,7 @@ class _Finder:
         mapped = mapped and is_users
         known = self.rules.get(real)
         if known is None or known.kind == "list" or kind == "write":
-            self.rules[real] = Rule(real, kind, mapped)
+            self.rules[real] = PathRule(real, kind, mapped)
         return real
 
     def add_installed(self, path: str, *, mapped: bool = True) -> None:
@@ -175,7 +175,7 @@ class _Finder:
         if known is None or known.kind in {"list", "read"}:
             is_users = real.startswith(_USERS) or not real.startswith(_AS_THEY_ARE)
             is_mapped = is_users and not _is_everybodys(real)
-            self.rules[real] = Rule(real, kind, is_mapped, if_possible=True)
+            self.rules[real] = PathRule(real, kind, is_mapped, if_possible=True)
 
     def add_program(self, path: str) -> None:
         """Allow a program, what its ``#!`` line names, and their installations."""

@@ -38,8 +38,8 @@ from supervisor.toolexec.executions import InUseError
 from supervisor.toolexec.http_heads import RefusedAtOnceError, chunked_head, trailer
 from supervisor.toolexec.output.chunks import ChunkedReader
 from supervisor.toolexec.output.log import PIECE_BYTES, Holder
-from supervisor.toolexec.reply_task import Kind, Moment, Task, TaskState
-from supervisor.toolexec.routes import RefusedError
+from supervisor.toolexec.reply_task import Moment, ReplyForm, Task, TaskState
+from supervisor.toolexec.routes import NoRouteError
 from supervisor.toolexec.slots import BusyError
 from supervisor.toolexec.starts import Start, StartEndedError
 from supervisor.toolexec.wire import GoneError, Wire
@@ -348,12 +348,12 @@ class Connection:
             and self._context.large_output is not None
             and not self._rights.is_narrowed
         )
-        kind = Kind.STREAM
+        kind = ReplyForm.STREAM
         if request.version == 1:
-            kind = Kind.WHOLE
+            kind = ReplyForm.WHOLE
         elif wants_handle:
-            kind = Kind.HANDLE
-        keep_all = kind is not Kind.STREAM
+            kind = ReplyForm.HANDLE
+        keep_all = kind is not ReplyForm.STREAM
         execution = await _await_start(self._start(owner, request, keep_all=keep_all))
         if isinstance(execution, Refusal):
             return execution
@@ -423,7 +423,7 @@ class Connection:
             await child.begun.wait()
         if not routes.is_permitted(child, tool, rights):
             refusal = requests.not_permitted(tool)
-            raise RefusedError(refusal.status, refusal.body)
+            raise NoRouteError(refusal.status, refusal.body)
         return await routes.route(child, tool, request.cwd, rights)
 
     # Other requests
@@ -439,7 +439,7 @@ class Connection:
                 return _name_fault(execution, execution.fault)
             await self.wire.send(chunked_head(execution.id))
             return None
-        task = Task(execution, Kind.REPLAY, detach=True)
+        task = Task(execution, ReplyForm.REPLAY, detach=True)
         task.reader = self._reader(execution, request.offset_bytes)
         return await self._carry_out(task)
 
@@ -467,7 +467,7 @@ class Connection:
         execution = await _await_start(starting)
         if isinstance(execution, Refusal):
             return execution
-        return await self._carry_out(Task(execution, Kind.NOTIFY))
+        return await self._carry_out(Task(execution, ReplyForm.NOTIFY))
 
     # Replies with an execution: whole, as a stream, as a handle, as a notice
 
@@ -475,7 +475,7 @@ class Connection:
         """Reply with an execution, from the stage of its task on."""
         self.task = task
         try:
-            if task.kind is Kind.STREAM:
+            if task.kind is ReplyForm.STREAM:
                 return await self._reply_stream(task)
             return await self._serve_watched(partial(self._answer_with, task))
         finally:
@@ -496,13 +496,13 @@ class Connection:
         if task.moment is Moment.SENDING:
             return await self._send_rest(task)
         match task.kind:
-            case Kind.WHOLE:
+            case ReplyForm.WHOLE:
                 return await self._reply_whole(task)
-            case Kind.HANDLE:
+            case ReplyForm.HANDLE:
                 return await self._reply_as_handle(task)
-            case Kind.NOTIFY:
+            case ReplyForm.NOTIFY:
                 return await self._reply_noticed(task)
-            case Kind.REPLAY | Kind.STREAM:
+            case ReplyForm.REPLAY | ReplyForm.STREAM:
                 return await self._stream(
                     task, task.reader or self._reader(task.execution)
                 )
@@ -664,7 +664,7 @@ async def _await_start(starting: Awaitable[Execution]) -> Execution | Refusal:
     """Return the started execution, or the refusal for its failure."""
     try:
         return await starting
-    except RefusedError as why:
+    except NoRouteError as why:
         return Refusal(why.status, why.body)
     except InUseError as why:
         return requests.id_in_use(str(why))

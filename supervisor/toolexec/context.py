@@ -12,7 +12,7 @@ from hostlib.handover import Gate
 from hostlib.log import put_line
 from hostlib.messages import is_json_log, json_line
 from protocol.toolexec import requests
-from supervisor.toolexec.slots import Places
+from supervisor.toolexec.slots import ConnectionPlaces
 from supervisor.toolexec.starts import Lookout
 from supervisor.toolexec.tokens import Tokens
 
@@ -60,7 +60,7 @@ class Context:
         self.routes = routes
         self.log = log
         self.tokens: Tokens[ChildExecutions] = Tokens()
-        self.places = Places(descriptors)
+        self.places = ConnectionPlaces(descriptors)
         self.lookout = Lookout()
         self.heads = Share()
         self.gate = Gate()

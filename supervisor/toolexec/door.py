@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 NUMBER = 3
 
 
-class Door:
+class ToolDoor:
     """A tool's end of its connection.
 
     Attributes:
@@ -56,7 +56,7 @@ class Door:
 
 
 @asynccontextmanager
-async def open_door(child: ChildView) -> AsyncIterator[Door]:
+async def open_door(child: ChildView) -> AsyncIterator[ToolDoor]:
     """Open a connection for one tool; it is closed with the block.
 
     Args:
@@ -72,7 +72,7 @@ async def open_door(child: ChildView) -> AsyncIterator[Door]:
     try:
         with ExitStack() as stack:
             stack.enter_context(child.carrying(theirs))
-            yield Door(session.client.id, theirs, session.dialect, stack)
+            yield ToolDoor(session.client.id, theirs, session.dialect, stack)
     finally:
         await close_door(session)
 

@@ -40,7 +40,7 @@ from supervisor.toolexec.ending import (
 )
 from supervisor.toolexec.output.log import LogFullError, LogState
 from supervisor.toolexec.output.pump import OutputPump
-from supervisor.toolexec.routes import RefusedError
+from supervisor.toolexec.routes import NoRouteError
 from supervisor.toolexec.slots import BusyError
 
 if TYPE_CHECKING:
@@ -251,7 +251,7 @@ class Execution:
         try:
             self.owner.host.fence.check(self.owner.child.id)
         except FencedError as why:
-            raise RefusedError(403, f"fenced: {why}\n".encode()) from None
+            raise NoRouteError(403, f"fenced: {why}\n".encode()) from None
         if self.owner.growth is not None:
             await self.owner.growth.begin(self.tool)
         async with AsyncExitStack() as door_stack:

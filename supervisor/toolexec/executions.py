@@ -25,7 +25,7 @@ from hostlib.fairness import Share
 from supervisor.toolexec import growth
 from supervisor.toolexec.execution import Execution, ExecutionState
 from supervisor.toolexec.output.log import OutputLog
-from supervisor.toolexec.output.quota import Quota
+from supervisor.toolexec.output.quota import LogQuota
 from supervisor.toolexec.slots import BusyError, Slots
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class InUseError(Exception):
     """A live execution of the same child has this id; the text is the id."""
 
 
-class ChildState(msgspec.Struct):
+class ExecutionsState(msgspec.Struct):
     """The executions of a child, its token, its socket, and its share of the disk."""
 
     id: str
@@ -114,7 +114,9 @@ class ChildExecutions:
         self._log_dir = log_dir
         self._log_limit_bytes = log_limit_bytes
         limit_bytes = QUOTA_LIMITS * log_limit_bytes
-        self.quota = Quota(limit_bytes, self._give_a_file_up, self._slots.descriptors)
+        self.quota = LogQuota(
+            limit_bytes, self._give_a_file_up, self._slots.descriptors
+        )
 
     def admit(
         self,
@@ -162,11 +164,11 @@ class ChildExecutions:
                 return f"tool {execution.tool!r} is being started"
         return None
 
-    def snapshot(self) -> tuple[ChildState, set[int]]:
+    def snapshot(self) -> tuple[ExecutionsState, set[int]]:
         """Return their state for ``restore``, without executions; and descriptors."""
         listener_fd, path = self.listener or (-1, "")
         quota = self.quota
-        state = ChildState(
+        state = ExecutionsState(
             id=self.child.id,
             token=self.token,
             listener_fd=listener_fd,
@@ -177,7 +179,7 @@ class ChildExecutions:
         )
         return state, {listener_fd, *quota.descriptors()}
 
-    def restore(self, state: ChildState) -> list[Execution]:
+    def restore(self, state: ExecutionsState) -> list[Execution]:
         """Take over the state of the program before; return its executions in order.
 
         They stay at rest until ``go_on``.

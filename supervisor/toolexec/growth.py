@@ -20,7 +20,7 @@ import trio
 from hostlib.listener import OUT_OF_RESOURCES
 from hostlib.threads import in_thread
 from protocol.toolexec.requests import printable
-from supervisor.toolexec.routes import RefusedError
+from supervisor.toolexec.routes import NoRouteError
 from vfs import growth
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class Growth:
             await self.look()  # the child may have removed files
             limit = self._passed_limit()
             if limit:
-                raise RefusedError(403, (_REFUSED % (printable(tool), limit)).encode())
+                raise NoRouteError(403, (_REFUSED % (printable(tool), limit)).encode())
 
     async def _look_first(self) -> None:
         """Measure before the first tool.

@@ -33,7 +33,7 @@ _NAME = re.compile(r"[A-Za-z0-9_+][A-Za-z0-9._+-]{0,63}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class ToolchainKind:
     """One kind of toolchain.
 
     Attributes:
@@ -56,15 +56,15 @@ class Kind:
 KINDS = {
     kind.name: kind
     for kind in (
-        Kind("c-cpp"),
-        Kind(
+        ToolchainKind("c-cpp"),
+        ToolchainKind(
             "rust",
             ("cargo", "rustc"),
             {"CARGO_HOME": "{state}/cargo", "CC": "gcc", "CXX": "g++"},
         ),
-        Kind("go", ("go", "gofmt")),
-        Kind("node", ("node", "npm", "npx", "tsc", "ts-node")),
-        Kind("python", ("python", "python3", "pip", "pip3")),
+        ToolchainKind("go", ("go", "gofmt")),
+        ToolchainKind("node", ("node", "npm", "npx", "tsc", "ts-node")),
+        ToolchainKind("python", ("python", "python3", "pip", "pip3")),
     )
 }
 """All kinds, in the order of asking for a development tool."""

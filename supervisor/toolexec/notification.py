@@ -17,7 +17,7 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from protocol.toolexec.requests import printable
-from supervisor.toolexec.routes import RefusedError, SpawnPlan
+from supervisor.toolexec.routes import NoRouteError, SpawnPlan
 from supervisor.toolexec.starts import Start, StartEndedError
 
 if TYPE_CHECKING:
@@ -110,5 +110,5 @@ async def start(
     return execution
 
 
-def _forbidden(why: str) -> RefusedError:
-    return RefusedError(403, f"forbidden: {why}\n".encode())
+def _forbidden(why: str) -> NoRouteError:
+    return NoRouteError(403, f"forbidden: {why}\n".encode())

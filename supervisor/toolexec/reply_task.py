@@ -46,7 +46,7 @@ class Moment(Enum):
     """The refusal was sent; further input is read and dropped for a while."""
 
 
-class Kind(Enum):
+class ReplyForm(Enum):
     """The form of an execution's reply."""
 
     WHOLE = "whole"
@@ -88,7 +88,7 @@ class Task:
     """
 
     execution: Execution
-    kind: Kind
+    kind: ReplyForm
     detach: bool = False
     as_fd: bool = False
     moment: Moment = Moment.WAITING
@@ -124,13 +124,13 @@ class Task:
             execution: the named one.
             sock: of the client.
         """
-        kind, moment = Kind(state.kind), Moment(state.moment)
+        kind, moment = ReplyForm(state.kind), Moment(state.moment)
         task = cls(execution, kind, state.detach, state.as_fd, moment)
         task.before, task.offset, task.after = state.before, state.offset, state.after
         log = execution.log
         if state.reader is not None:
             task.reader = ChunkedReader.at(log, sock, state.reader)
-        elif kind is Kind.STREAM:
+        elif kind is ReplyForm.STREAM:
             head = chunked_head(execution.id)
             task.reader = ChunkedReader(log, sock, before=head)
         if task.reader is not None:

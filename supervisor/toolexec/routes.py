@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from supervisor.fsproxy.ports import ChildView
 
 
-class RefusedError(Exception):
+class NoRouteError(Exception):
     """A request that no sidecar serves.
 
     Attributes:
@@ -224,14 +224,14 @@ def _eligible(tool: str, sidecars: Sequence[R]) -> list[R]:
     return first + [s for s in ordered if s.kind != owner and tool in s.allow]
 
 
-def forbidden(tool: str, sidecars: Iterable[Routable]) -> RefusedError:
+def forbidden(tool: str, sidecars: Iterable[Routable]) -> NoRouteError:
     """Return the refusal of a tool that is in no list."""
     names = ", ".join(f"'{sidecar.name}'" for sidecar in sidecars)
     text = f"forbidden: tool '{tool}' is not permitted by the allowlist of {names}\n"
-    return RefusedError(403, text.encode())
+    return NoRouteError(403, text.encode())
 
 
-def unavailable(tool: str, sidecars: Iterable[Routable]) -> RefusedError:
+def unavailable(tool: str, sidecars: Iterable[Routable]) -> NoRouteError:
     """Return the refusal of a tool that no running sidecar has."""
     kinds = dict.fromkeys(toolchains_for(tool))
     kinds.update(dict.fromkeys(s.kind for s in sidecars if tool in s.allow))
@@ -241,4 +241,4 @@ def unavailable(tool: str, sidecars: Iterable[Routable]) -> RefusedError:
         f"tool '{tool}' not available in running sidecars; start an appropriate"
         f" toolchain (e.g., {advice})\n"
     )
-    return RefusedError(409, text.encode())
+    return NoRouteError(409, text.encode())

@@ -31,7 +31,7 @@ from supervisor.toolexec.connection import (
     hold_no_place,
 )
 from supervisor.toolexec.context import Context
-from supervisor.toolexec.executions import ChildExecutions, ChildState
+from supervisor.toolexec.executions import ChildExecutions, ExecutionsState
 from supervisor.toolexec.listeners import (
     activated_listener,
     listening_within,
@@ -75,7 +75,7 @@ class ToolExecState(msgspec.Struct):
     """
 
     shared: list[int]
-    children: list[ChildState]
+    children: list[ExecutionsState]
     connections: list[ConnectionState]
     sidecars: Any = None
 
@@ -351,7 +351,7 @@ class _Leaving:
     """
 
     def __init__(self) -> None:
-        self.children: dict[str, ChildState] = {}
+        self.children: dict[str, ExecutionsState] = {}
         self.fds: set[int] = set()
         self._places: dict[Execution, tuple[str, int]] = {}
 

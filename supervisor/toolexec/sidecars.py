@@ -24,7 +24,7 @@ from supervisor.sandbox.scratch import Scratch, ScratchState
 from supervisor.spawn.process import ProcessState  # noqa: TC001 - msgspec
 from supervisor.toolexec.backends.local import LocalSidecar
 from supervisor.toolexec.kinds import ALL_TOOLS
-from supervisor.toolexec.routes import RefusedError, candidates, unavailable
+from supervisor.toolexec.routes import NoRouteError, candidates, unavailable
 from supervisor.toolexec.supervision import supervise
 
 if TYPE_CHECKING:
@@ -124,14 +124,14 @@ class Sidecars:
         allowed = [sidecar for sidecar in found if _may_use(child, rights, sidecar)]
         if found and not allowed:
             text = f"forbidden: tool '{tool}' is not permitted with narrowed rights\n"
-            raise RefusedError(403, text.encode())
+            raise NoRouteError(403, text.encode())
         found, allowed = tuple(allowed), [*_fenced(child, allowed)]
         if found and not allowed:
             text = (
                 f"forbidden: tool '{tool}' runs in a container, which outlives the lease"
                 " of a fleet's child; have a local sidecar, or [fleet] unfenced = true\n"
             )
-            raise RefusedError(403, text.encode())
+            raise NoRouteError(403, text.encode())
         for sidecar in allowed:
             # One after another: a worse one is asked only after a better one.
             if await sidecar.has(child, tool, cwd) and sidecar.is_running:

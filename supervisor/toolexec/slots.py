@@ -71,7 +71,7 @@ class Descriptors:
         return max(self._own, self.held + count) - max(self._own, self.held)
 
 
-class Places:
+class ConnectionPlaces:
     """The places for connections of one host, over all its listeners.
 
     Args:

@@ -19,7 +19,7 @@ import os
 from hostlib.listener import OUT_OF_RESOURCES
 from hostlib.threads import in_thread
 from supervisor.sandbox import ownership
-from supervisor.toolexec.routes import RefusedError
+from supervisor.toolexec.routes import NoRouteError
 from vfs.errors import AccessDeniedError
 from vfs.policy import open_directory
 
@@ -106,10 +106,10 @@ def beneath_name(cwd: bytes) -> bytes | None:
     return None
 
 
-def make_refusal() -> RefusedError:
+def make_refusal() -> NoRouteError:
     """Return the refusal of a working directory."""
     text = b"bad request: cwd is not a directory beneath /workspace\n"
-    return RefusedError(400, text)
+    return NoRouteError(400, text)
 
 
 def path_of(fd: int) -> str:

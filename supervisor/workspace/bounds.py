@@ -37,7 +37,7 @@ _BYTES_PER_S = 4 << 30
 """More than a disk of today takes: so much room is not used up before the next look."""
 
 
-class Passed(NamedTuple):
+class PassedLimit(NamedTuple):
     """A limit that a layer has passed.
 
     Attributes:
@@ -67,7 +67,7 @@ class LayerBounds:
         self._low: int | None = None
         self._pause_s = 0.0
 
-    async def wait_passed(self) -> Passed:
+    async def wait_passed(self) -> PassedLimit:
         """Wait until a limit is passed; say which.
 
         Raises:
@@ -79,7 +79,7 @@ class LayerBounds:
                 return passed
             await trio.sleep(self._pause_s)
 
-    def look(self) -> Passed | None:
+    def look(self) -> PassedLimit | None:
         """Look once, the first time for what was there before; for a worker thread.
 
         Raises:
@@ -94,7 +94,7 @@ class LayerBounds:
                 self._pause_s = max(PAUSE_S, PAUSE_LOOKS * took_s)
         return passed
 
-    def _look_at_limits(self, upper: int) -> Passed | None:
+    def _look_at_limits(self, upper: int) -> PassedLimit | None:
         found = _count(upper)
         if found is None:
             return None
@@ -108,10 +108,10 @@ class LayerBounds:
         most = {**self._most, "closed directories": 0}
         for limit, allowed in most.items():
             if allowed is not None and used[limit] > max(allowed, self._first[limit]):
-                return Passed(limit, used[limit], allowed)
+                return PassedLimit(limit, used[limit], allowed)
         return None
 
-    def _look_at_disk(self, upper: int) -> Passed | None:
+    def _look_at_disk(self, upper: int) -> PassedLimit | None:
         free, kept = disk_room(upper)
         slack_s = max(0, free - kept) / _BYTES_PER_S
         self._pause_s = min(LONGEST_PAUSE_S, max(PAUSE_S, slack_s))
@@ -122,7 +122,7 @@ class LayerBounds:
         if found is None:
             return None
         if self._low is not None and found.size_bytes > self._low:
-            return Passed("reserve", free, kept)
+            return PassedLimit("reserve", free, kept)
         self._low = found.size_bytes
         return None
 

@@ -17,7 +17,7 @@ from vfs.policy import MountDirectory, Place, open_place
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from supervisor.sandbox.plan import Wanted
+    from supervisor.sandbox.plan import WantedWalls
     from supervisor.spec import ChildSpec
     from supervisor.workspace.use import WorkspaceUse
 
@@ -37,7 +37,7 @@ def namespace_word(index: int) -> str:
 
 
 def show(
-    wanted: Wanted, use: WorkspaceUse, mount: HeldMount | None, own: str = ""
+    wanted: WantedWalls, use: WorkspaceUse, mount: HeldMount | None, own: str = ""
 ) -> None:
     """Add a workspace to what a child sees.
 
@@ -57,7 +57,9 @@ def show(
         wanted.files.unwritten = (*wanted.files.unwritten, use.base)
 
 
-def restore_shown(wanted: Wanted, spec: ChildSpec, held: Mapping[int, str]) -> None:
+def restore_shown(
+    wanted: WantedWalls, spec: ChildSpec, held: Mapping[int, str]
+) -> None:
     """Add a child's workspaces, of which the program before held the mounts."""
     fds = {word: fd for fd, word in held.items()}
     if {USERS, VIEW} <= fds.keys():
@@ -70,7 +72,7 @@ def restore_shown(wanted: Wanted, spec: ChildSpec, held: Mapping[int, str]) -> N
 
 
 def unmounted(
-    spec: ChildSpec, wanted: Wanted
+    spec: ChildSpec, wanted: WantedWalls
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return what a child sees of its workspaces as it is: to write, and to execute."""
     plain = [use for use in spec.workspaces if wanted.files.mount_of(use.base) is None]
@@ -86,7 +88,7 @@ def _layer_of(use: WorkspaceUse) -> str:
     return path_of(use.state_dir, use.name)
 
 
-def open_root(spec: ChildSpec, wanted: Wanted) -> Place:
+def open_root(spec: ChildSpec, wanted: WantedWalls) -> Place:
     """Return FD 3's root of a child whose root is its first workspace (spec WS5).
 
     Where the child makes the mount there is nothing in it until ``fill_root``.
@@ -147,6 +149,6 @@ def fill_root(root: Place | None, mounts: list[int]) -> None:
         root.backend.remove_stale()
 
 
-def own_mounts(wanted: Wanted) -> Iterator[ShownMount]:
+def own_mounts(wanted: WantedWalls) -> Iterator[ShownMount]:
     """Yield the mounts that the child makes itself, in the order in which it does."""
     return (mount for mount in wanted.files.mounts if mount.fd < 0)

@@ -4,12 +4,12 @@ from xml.etree import ElementTree as ET
 
 import trio
 
-from supervisor.llmfd import TOOLS, Process, Settings, Shared, Store
+from supervisor.llmfd import TOOLS, ContentSettings, Process, Shared, Store
 
 
 def process(page_size: int = 4000, **settings: object) -> Process:
     """Return a process with an empty table and a store of its own."""
-    chosen = Settings(page_size=page_size, **settings)  # type: ignore[arg-type]
+    chosen = ContentSettings(page_size=page_size, **settings)  # type: ignore[arg-type]
     return Process(Shared(Store(), TOOLS, settings=chosen))
 
 

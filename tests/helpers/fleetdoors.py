@@ -22,7 +22,7 @@ from hostlib.log import Log
 from hostlib.threads import in_thread
 from supervisor.cluster.client import FleetClient
 from supervisor.cluster.directory_service import DirectoryService
-from supervisor.cluster.door import Door
+from supervisor.cluster.door import NodeDoor
 from supervisor.cluster.names import DOOR
 from supervisor.cluster.node_service import JoinState, NodeService
 from supervisor.cluster.orders import NodeOrder
@@ -267,7 +267,7 @@ class Doors:
             async with trio.open_nursery() as nursery:
                 self._scopes[node], self.nodes[node] = scope, service
                 await nursery.start(service.run)
-                await nursery.start(Door(service).serve, door, LOG)
+                await nursery.start(NodeDoor(service).serve, door, LOG)
                 task_status.started()
         del self.nodes[node]
         self._ended[node].set()

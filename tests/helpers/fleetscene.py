@@ -18,7 +18,7 @@ import trio
 from hostlib.log import Log
 from supervisor.control.client import VERSION as CONTROL_VERSION
 from supervisor.fleet.clocks import read_clocks
-from supervisor.fleet.directory import Directory, SpawnRequest
+from supervisor.fleet.directory import Directory, PlacementRequest
 from supervisor.fleet.lease import LEASE_S
 from supervisor.fleet.link import ActorReader, LinkArgs, encode_frame, request_line
 from supervisor.fleet.listings import ShownChild
@@ -106,7 +106,7 @@ class Scene:
         """Order a child."""
         asked = Program(command, **program)  # type: ignore[arg-type]
         needs = Needs(node=node)
-        request = SpawnRequest(name=name, program=asked, needs=needs, wait=wait)
+        request = PlacementRequest(name=name, program=asked, needs=needs, wait=wait)
         _, step = self.directory.spawn(request, read_clocks())
         self.do(step)
 

@@ -26,7 +26,7 @@ import trio
 
 from protocol.toolexec.token import Rights
 from supervisor.fsproxy.ports import ChildView
-from supervisor.toolexec.routes import RefusedError, SpawnPlan, Target
+from supervisor.toolexec.routes import NoRouteError, SpawnPlan, Target
 from supervisor.toolexec.service import (
     TOKEN,
     URL,
@@ -91,7 +91,7 @@ class DirectoryRoutes:
         self.asked.append(f"route {tool}")
         await trio.lowlevel.checkpoint()
         if tool == "elsewhere":
-            raise RefusedError(409, b"tool 'elsewhere' not available\n")
+            raise NoRouteError(409, b"tool 'elsewhere' not available\n")
         return self
 
     def busy(self) -> str | None:
@@ -112,7 +112,7 @@ class DirectoryRoutes:
             flags = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
             return os.open(os.path.join(os.fsencode(self.workspace), text), flags)
         except OSError:
-            raise RefusedError(400, b"bad request: no such cwd\n") from None
+            raise NoRouteError(400, b"bad request: no such cwd\n") from None
 
     async def command(
         self, child: ChildView, tool: str, args: tuple[bytes, ...], cwd_fd: int

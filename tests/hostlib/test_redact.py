@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hostlib.redact import BLOT, Redactor, StreamRedactor, Wanted
+from hostlib.redact import BLOT, Redactor, SoughtText, StreamRedactor
 from supervisor.llm.answer_reader import AnswerError
 from supervisor.llm.gateway import Gateway
 
@@ -271,14 +271,14 @@ def test_a_beginning_that_is_said_often_is_not_followed(
 ) -> None:
     redactor = Redactor(["sk-ant-api03-" + "aZ09+/bq" * 18])
     followed = 0
-    follow = Wanted.follow
+    follow = SoughtText.follow
 
-    def counted(wanted: Wanted, text: str, at: int) -> tuple[int | None, bool]:
+    def counted(wanted: SoughtText, text: str, at: int) -> tuple[int | None, bool]:
         nonlocal followed
         followed += 1
         return follow(wanted, text, at)
 
-    monkeypatch.setattr(Wanted, "follow", counted)
+    monkeypatch.setattr(SoughtText, "follow", counted)
     text = "".join(f"\\u{ord(char):04x}" for char in "sk-ant-api03-") * 1000
     assert redactor.text(text) == text
     assert followed == 0

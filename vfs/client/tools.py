@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import os
 
-from vfs.client.tools_wire import BrokenLineError, Endpoint, ToolError, encode, pause
+from vfs.client.tools_wire import BrokenLineError, ToolError, ToolServer, encode, pause
 
 __all__ = ["BrokenLineError", "Completed", "Execution", "ToolClient", "ToolError"]
 
@@ -72,7 +72,7 @@ class ToolClient:
     """
 
     def __init__(self, url: str | None = None, token: str | None = None) -> None:
-        self._endpoint = Endpoint(url, token)
+        self._endpoint = ToolServer(url, token)
 
     def narrowed_token(
         self, *, tools: Iterable[str] | None = None, root: bool = True
@@ -195,7 +195,7 @@ class Execution:
     """
 
     def __init__(
-        self, endpoint: Endpoint, exec_id: str, *, resumes: bool, offset: int = 0
+        self, endpoint: ToolServer, exec_id: str, *, resumes: bool, offset: int = 0
     ) -> None:
         self.id = exec_id
         self.offset = offset
@@ -303,7 +303,7 @@ class Execution:
         self.close()
 
 
-def _signal(endpoint: Endpoint, exec_id: str, name: str) -> bool:
+def _signal(endpoint: ToolServer, exec_id: str, name: str) -> bool:
     form = encode([(b"exec_id", exec_id.encode()), (b"signal", name.encode())])
     reply = endpoint.request(b"POST", b"/signal", {}, form, ANSWER_TIMEOUT_S)
     try:

@@ -45,7 +45,7 @@ class BrokenLineError(ConnectionError):
     """The reply ended before the tool; the tool's end is not known."""
 
 
-class Endpoint:
+class ToolServer:
     """The address of a ToolExec server, and the token for it.
 
     Args:

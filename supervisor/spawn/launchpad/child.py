@@ -288,7 +288,7 @@ def _change_root(order: Order, view: tuple[Any, ...]) -> str:
     fresh_proc = "pidns" in order.layers
     made = mounts.Made(links, files, command)
     joined = order.joined.get(VIEW, -1)
-    passed = mounts.Passed(order.held, order.mounts_fd, joined)
+    passed = mounts.PassedDescriptors(order.held, order.mounts_fd, joined)
     return mounts.build(
         made, trees, order.owners, passed, order.root, fresh_proc=fresh_proc
     )

@@ -29,14 +29,14 @@ from supervisor.spawn.launchpad.layers import addition, owners
 from supervisor.spawn.launchpad.order import APPLIED, BECAME, FORKING, GAVE_UP, Order
 from supervisor.spawn.launchpad.outbox import Outbox
 from supervisor.spawn.launchpad.prefork import Stock, send_order
-from supervisor.spawn.launchpad.reaper import Ends
+from supervisor.spawn.launchpad.reaper import Reaper
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import resource
     from typing import Any
 
-    from supervisor.spawn.launchpad.prefork import Kind
+    from supervisor.spawn.launchpad.prefork import OrderKind
 
 _NAME = b"sandhost-pad"
 
@@ -54,7 +54,7 @@ class _Launchpad:
         self._epoll = select.epoll()
         self._family = Family(self._epoll)
         self._outbox = Outbox(control, self._epoll)
-        self._ends = Ends(
+        self._ends = Reaper(
             self._family, self._read_all_reports, self._bury, self._outbox.put
         )
         self._timer: KillTimer | None = None
@@ -220,7 +220,7 @@ class _Launchpad:
         if "pidns" in order.layers and "userns" not in order.layers:
             self._namespaces.make()
 
-    def _put_in_stock(self, kind: Kind) -> None:
+    def _put_in_stock(self, kind: OrderKind) -> None:
         """Fork a child that waits for an order of some kind."""
         order = self._stock.order_for(kind)
         try:

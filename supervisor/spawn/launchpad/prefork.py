@@ -42,7 +42,7 @@ _NAMED_ONLY = frozenset({"cgroup", "mountns"})
 _OF_A_NAMESPACE = (b"/", b"/proc", b"/dev/shm", b"/dev/pts", b"/etc", b"/tmp")
 
 
-class Kind:
+class OrderKind:
     """Orders of one shape.
 
     Attributes:
@@ -87,7 +87,7 @@ class Stock:
 
     def __init__(self, *, sees_mounts: bool = False) -> None:
         self._sees_mounts = sees_mounts
-        self._kinds: dict[Shape, Kind] = {}  # the last one asked for stands last
+        self._kinds: dict[Shape, OrderKind] = {}  # the last one asked for stands last
         self._spare: Groups = ()
         self._surplus: list[Child] = []
 
@@ -96,7 +96,7 @@ class Stock:
         if layers.get("userns") == JOINED:  # no child can wait in another's namespace
             return None
         shape = _shape_of(layers)
-        kind = self._kinds.pop(shape, None) or Kind()
+        kind = self._kinds.pop(shape, None) or OrderKind()
         self._kinds[shape] = kind
         kind.asked += 1
         kind.layers = {name: layers[name] for name, _ in shape if name != "mountns"}
@@ -138,12 +138,12 @@ class Stock:
         surplus, self._surplus = self._surplus, []
         return surplus
 
-    def _give_up(self, kind: Kind) -> None:
+    def _give_up(self, kind: OrderKind) -> None:
         if kind.child is not None:
             self._surplus.append(kind.child)
             kind.child = None
 
-    def find_missing(self) -> Kind | None:
+    def find_missing(self) -> OrderKind | None:
         """Return a kind that is ordered often and has no child; None for none."""
         for kind in reversed(self._kinds.values()):
             has_groups = "cgroup" not in kind.layers or bool(self._spare)
@@ -151,7 +151,7 @@ class Stock:
                 return kind
         return None
 
-    def order_for(self, kind: Kind) -> Order:
+    def order_for(self, kind: OrderKind) -> Order:
         """Return the order by which a child of a kind prepares itself."""
         layers = dict(kind.layers)
         kind.groups = ()
@@ -185,7 +185,7 @@ def _shape_of(layers: dict[str, Any]) -> Shape:
     )
 
 
-def _keep_common_rules(kind: Kind, layers: dict[str, Any]) -> None:
+def _keep_common_rules(kind: OrderKind, layers: dict[str, Any]) -> None:
     """Keep of a kind's Landlock rules those that an order has as well."""
     if "landlock" not in layers:
         kind.rules = ()
@@ -205,7 +205,7 @@ def _keep_common_rules(kind: Kind, layers: dict[str, Any]) -> None:
     kind.rules = tuple(rule for rule in kind.rules if rule in now)
 
 
-def _keep_common_root(kind: Kind, words: tuple[Any, ...]) -> None:
+def _keep_common_root(kind: OrderKind, words: tuple[Any, ...]) -> None:
     """Keep of a kind's trees and links those that an order has as well.
 
     A tree with an entry of the order's own is not kept: the root would not fit.

@@ -41,7 +41,7 @@ _LEFT_GROUPS = 256
 _SWEPT_AT_ONCE = 8192
 
 
-class Ends:
+class Reaper:
     """The dead and the dying beneath one launchpad.
 
     Args:

@@ -23,7 +23,7 @@ from hostlib.threads import in_thread
 from hostlib.user_values import parse_limits
 from supervisor.sandbox import start as sandbox_start
 from supervisor.sandbox.groups import GroupBounds
-from supervisor.sandbox.plan import PROFILES, Wanted
+from supervisor.sandbox.plan import PROFILES, WantedWalls
 from supervisor.sandbox.shown_files import ShownFiles
 from supervisor.spawn.request import SpawnError, find_executable
 from supervisor.toolexec import project, workspace
@@ -122,7 +122,7 @@ class LocalSidecar(Backend):
                     reason=why,
                 )
 
-    def _describe_walls(self, where: str) -> Wanted:
+    def _describe_walls(self, where: str) -> WantedWalls:
         """Return the walls of its process: a user, layers, the host's network."""
         files = ShownFiles(
             where,
@@ -132,7 +132,7 @@ class LocalSidecar(Backend):
             hidden=self._host.apart.locations(self._made_in),
         )
         bounds = GroupBounds(why_none=_NO_GROUPS)
-        wanted = Wanted(self._profile, "host", files, bounds)
+        wanted = WantedWalls(self._profile, "host", files, bounds)
         machine = self._host.machine
         if "uid" in self._profile.layers and "uid" not in machine.lacking:
             self.user = self.user or machine.take_user()

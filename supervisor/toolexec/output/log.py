@@ -23,9 +23,9 @@ import trio
 from hostlib.listener import ACCEPT_PAUSE_S, OUT_OF_RESOURCES
 from supervisor.toolexec.output.stores import (
     File,
-    Head,
+    LogHead,
+    LogStore,
     Note,
-    Store,
     StoreState,
     Window,
     restore_store,
@@ -34,7 +34,7 @@ from supervisor.toolexec.output.stores import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from supervisor.toolexec.output.quota import Quota
+    from supervisor.toolexec.output.quota import LogQuota
     from supervisor.toolexec.output.splice import Tap
 
 
@@ -100,7 +100,12 @@ class OutputLog:
     """
 
     def __init__(
-        self, directory: str, limit_bytes: int, quota: Quota, *, keep_all: bool = False
+        self,
+        directory: str,
+        limit_bytes: int,
+        quota: LogQuota,
+        *,
+        keep_all: bool = False,
     ) -> None:
         self.start = 0
         self.end = 0
@@ -112,7 +117,7 @@ class OutputLog:
         self._limit_bytes = limit_bytes
         self._quota = quota
         self._keep_all = keep_all
-        self._stores: list[Store] = [Head()]
+        self._stores: list[LogStore] = [LogHead()]
         self._grown = trio.lowlevel.ParkingLot()
         self._space = trio.lowlevel.ParkingLot()
         self._settled = trio.lowlevel.ParkingLot()
@@ -276,7 +281,7 @@ class OutputLog:
         if self.live is not None:
             self.live.wake()
 
-    def _drop_old(self, store: Store) -> None:
+    def _drop_old(self, store: LogStore) -> None:
         """Drop the stores before the newest, once that has dropped bytes of its own."""
         oldest = store.oldest(self.end)
         if oldest > store.start:
@@ -290,9 +295,9 @@ class OutputLog:
         """Whether the tool waits until a reader has taken something."""
         return bool(self._space)
 
-    async def _make_room(self, store: Store) -> None:
+    async def _make_room(self, store: LogStore) -> None:
         """Open the next store, or wait for the slowest reader."""
-        if isinstance(store, Head):
+        if isinstance(store, LogHead):
             await self._open_file()
         elif isinstance(store, File) and store.freeze():
             if self._keep_all:
@@ -329,7 +334,7 @@ class OutputLog:
         await trio.sleep(ACCEPT_PAUSE_S)  # a long file is freed in a thread
         return True
 
-    def _give_way(self, store: Store, why: OSError) -> None:
+    def _give_way(self, store: LogStore, why: OSError) -> None:
         """Continue after a failed write: as a ring on a full disk, else in memory."""
         goes_round = (
             not self._keep_all
@@ -407,7 +412,7 @@ class OutputLog:
 
         None if a part is on the disk.
         """
-        kept = [one.whole() for one in self._stores if isinstance(one, Head | Note)]
+        kept = [one.whole() for one in self._stores if isinstance(one, LogHead | Note)]
         return kept if len(kept) == len(self._stores) else None
 
     def discard(self) -> None:

@@ -33,7 +33,7 @@ STEP_BYTES = 1024 * 1024
 """Share of the quota that a growing file takes at a time."""
 
 
-class Quota:
+class LogQuota:
     """The disk space for the logs of one child, and their files.
 
     An unused file becomes the spare one: it is overwritten from its beginning, which is

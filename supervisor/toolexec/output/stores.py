@@ -23,7 +23,7 @@ from vfs.mounts import mount_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from supervisor.toolexec.output.quota import Quota
+    from supervisor.toolexec.output.quota import LogQuota
 
 HEAD_BYTES = 65_536
 """Bytes of every execution in memory; the size of a pipe."""
@@ -49,7 +49,7 @@ class StoreState(msgspec.Struct):
     allowed: int = 0
 
 
-class Store(Protocol):
+class LogStore(Protocol):
     """Keeps a part of a log: all bytes from ``start`` on."""
 
     start: int
@@ -92,7 +92,7 @@ class Store(Protocol):
         ...
 
 
-class Head:
+class LogHead:
     """The beginning, in memory."""
 
     def __init__(self, data: bytes = b"") -> None:
@@ -100,11 +100,11 @@ class Head:
         self._data = bytearray(data)
 
     def room(self, low: int, end: int) -> int:
-        """See ``Store``."""
+        """See ``LogStore``."""
         return HEAD_BYTES - end
 
     async def write(self, offset: int, data: memoryview) -> int:
-        """See ``Store``."""
+        """See ``LogStore``."""
         self._data += data
         return len(data)
 
@@ -113,19 +113,19 @@ class Head:
         return bytes(self._data)
 
     async def read(self, offset: int, size: int) -> bytes:
-        """See ``Store``."""
+        """See ``LogStore``."""
         return bytes(memoryview(self._data)[offset : offset + size])
 
     def oldest(self, end: int) -> int:
-        """See ``Store``."""
+        """See ``LogStore``."""
         return 0
 
     def snapshot(self) -> StoreState:
-        """See ``Store``."""
+        """See ``LogStore``."""
         return StoreState("head", self.start, bytes(self._data))
 
     def close(self) -> None:
-        """See ``Store``."""
+        """See ``LogStore``."""
         self._data = bytearray()
 
 
@@ -137,31 +137,31 @@ class Window:
         self._ring = bytearray(WINDOW_BYTES if ring is None else ring)
 
     def room(self, low: int, end: int) -> int:
-        """See ``Store``."""
+        """See ``LogStore``."""
         return WINDOW_BYTES - (end - max(low, self.start))
 
     async def write(self, offset: int, data: memoryview) -> int:
-        """See ``Store``."""
+        """See ``LogStore``."""
         at = (offset - self.start) % WINDOW_BYTES
         part = data[: WINDOW_BYTES - at]
         self._ring[at : at + len(part)] = part
         return len(part)
 
     async def read(self, offset: int, size: int) -> bytes:
-        """See ``Store``."""
+        """See ``LogStore``."""
         at = (offset - self.start) % WINDOW_BYTES
         return bytes(memoryview(self._ring)[at : min(at + size, WINDOW_BYTES)])
 
     def oldest(self, end: int) -> int:
-        """See ``Store``."""
+        """See ``LogStore``."""
         return max(self.start, end - WINDOW_BYTES)
 
     def snapshot(self) -> StoreState:
-        """See ``Store``."""
+        """See ``LogStore``."""
         return StoreState("window", self.start, bytes(self._ring))
 
     def close(self) -> None:
-        """See ``Store``."""
+        """See ``LogStore``."""
         self._ring = bytearray()
 
 
@@ -175,7 +175,7 @@ class File:
     """
 
     def __init__(
-        self, start: int, file: tuple[int, int], limit_bytes: int, quota: Quota
+        self, start: int, file: tuple[int, int], limit_bytes: int, quota: LogQuota
     ) -> None:
         self.start = start
         self.fd, self._charged = file
@@ -189,7 +189,7 @@ class File:
         self._mount = mount_of(os.fstat(self.fd).st_dev, self.fd)
 
     def room(self, low: int, end: int) -> int:
-        """See ``Store``."""
+        """See ``LogStore``."""
         if self.ring_bytes:
             return self.ring_bytes - (end - max(low, self.start))
         if self._allowed <= self._length < self._limit_bytes:
@@ -211,7 +211,7 @@ class File:
         return True
 
     async def write(self, offset: int, data: memoryview) -> int:
-        """See ``Store``."""
+        """See ``LogStore``."""
         at = offset - self.start
         if self.ring_bytes:
             at %= self.ring_bytes
@@ -263,7 +263,7 @@ class File:
         return written
 
     async def read(self, offset: int, size: int) -> bytes:
-        """See ``Store``."""
+        """See ``LogStore``."""
         at = offset - self.start
         if self.ring_bytes:
             at %= self.ring_bytes
@@ -274,11 +274,11 @@ class File:
             return await in_thread(os.pread, self.fd, size, at)
 
     def oldest(self, end: int) -> int:
-        """See ``Store``."""
+        """See ``LogStore``."""
         return max(self.start, end - self.ring_bytes) if self.ring_bytes else self.start
 
     def snapshot(self) -> StoreState:
-        """See ``Store``."""
+        """See ``LogStore``."""
         return StoreState(
             "file",
             self.start,
@@ -295,7 +295,7 @@ class File:
         self._length, self._allowed = state.length, state.allowed
 
     def close(self) -> None:
-        """See ``Store``."""
+        """See ``LogStore``."""
         self._quota.give_file(self.fd, self._charged)
 
 
@@ -307,11 +307,11 @@ class Note:
         self._text = text
 
     def room(self, low: int, end: int) -> int:
-        """See ``Store``."""
+        """See ``LogStore``."""
         return 0
 
     async def write(self, offset: int, data: memoryview) -> int:
-        """See ``Store``."""
+        """See ``LogStore``."""
         raise NotImplementedError("nothing follows the last word")
 
     def whole(self) -> bytes:
@@ -319,24 +319,24 @@ class Note:
         return self._text
 
     async def read(self, offset: int, size: int) -> bytes:
-        """See ``Store``."""
+        """See ``LogStore``."""
         at = offset - self.start
         return self._text[at : at + size]
 
     def oldest(self, end: int) -> int:
-        """See ``Store``."""
+        """See ``LogStore``."""
         return self.start
 
     def snapshot(self) -> StoreState:
-        """See ``Store``."""
+        """See ``LogStore``."""
         return StoreState("note", self.start, self._text)
 
     def close(self) -> None:
-        """See ``Store``."""
+        """See ``LogStore``."""
         self._text = b""
 
 
-def restore_store(state: StoreState, limit_bytes: int, quota: Quota) -> Store:
+def restore_store(state: StoreState, limit_bytes: int, quota: LogQuota) -> LogStore:
     """Return a handed-over part of a log.
 
     Raises:
@@ -344,7 +344,7 @@ def restore_store(state: StoreState, limit_bytes: int, quota: Quota) -> Store:
     """
     match state.kind:
         case "head":
-            return Head(state.data)
+            return LogHead(state.data)
         case "window":
             return Window(state.start, state.data)
         case "note":

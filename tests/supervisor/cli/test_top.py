@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from supervisor.cli.top import SORTS, Look, Screen, arrange, figures, table
+from supervisor.cli.top import SORTS, HostLook, Screen, arrange, figures, table
 from supervisor.cli.top_screen import keys_of
 from supervisor.observe import tables
 
@@ -38,7 +38,7 @@ def ps_row(name: str = "web", requests: int = 0, **changes: Any) -> Row:
 
 def shown(*rows: Row) -> list[Row]:
     """The rows of one look, without one before."""
-    return figures(None, Look(1.0, rows))
+    return figures(None, HostLook(1.0, rows))
 
 
 def screen_of(*names: str) -> Screen:
@@ -57,14 +57,16 @@ def pressed(screen: Screen, keys: list[str]) -> list[Any]:
 
 
 def test_a_rate_is_what_happened_between_two_looks() -> None:
-    now = Look(12.0, [ps_row(requests=150), ps_row("new", 1000)])
-    (web, new) = figures(Look(10.0, [ps_row(requests=100)]), now)
+    now = HostLook(12.0, [ps_row(requests=150), ps_row("new", 1000)])
+    (web, new) = figures(HostLook(10.0, [ps_row(requests=100)]), now)
     assert (web["requests_per_s"], web["bytes_in_per_s"]) == (25.0, 250.0)
     assert new["requests_per_s"] is None, "it was not there before"
 
 
 def test_a_host_that_began_anew_gives_no_negative_rate() -> None:
-    (row,) = figures(Look(1.0, [ps_row(requests=100)]), Look(2.0, [ps_row(requests=5)]))
+    (row,) = figures(
+        HostLook(1.0, [ps_row(requests=100)]), HostLook(2.0, [ps_row(requests=5)])
+    )
     assert row["requests_per_s"] == 0
 
 
@@ -82,9 +84,9 @@ def test_a_child_without_a_process_is_a_row_as_well() -> None:
 )  # fmt: skip
 def test_the_state_tells_what_is_wrong(process: str, state: str) -> None:
     row = ps_row(usage={"state": process})
-    (twice,) = figures(Look(1.0, [row]), Look(2.0, [row]))
+    (twice,) = figures(HostLook(1.0, [row]), HostLook(2.0, [row]))
     assert twice["state"] == state
-    (once,) = figures(Look(1.0, [ps_row()]), Look(2.0, [row]))
+    (once,) = figures(HostLook(1.0, [ps_row()]), HostLook(2.0, [row]))
     assert once["state"] == ("running" if state == "stuck" else state)
 
 

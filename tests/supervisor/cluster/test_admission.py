@@ -17,9 +17,9 @@ import trio
 from hostlib.threads import in_thread
 from supervisor.cluster import ray_processes
 from supervisor.cluster.admission import (
+    DaemonPlace,
     FleetFigures,
     Options,
-    Place,
     enter,
     find_place,
     leave,
@@ -42,9 +42,9 @@ exit 1
 """
 
 
-def place(where: Path, address: str | None = None) -> Place:
+def place(where: Path, address: str | None = None) -> DaemonPlace:
     figures = FleetFigures(address, "n1", ["gpu"], 5.0, None, None, "never")
-    return Place(f"{where}/control", f"{where}/state", 8, figures)
+    return DaemonPlace(f"{where}/control", f"{where}/state", 8, figures)
 
 
 # spec FL1
@@ -205,7 +205,7 @@ MARKED = "import signal; print(flush=True); signal.pause()"
 
 
 @contextmanager
-def left_behind(one: Place, word: str = "raylet") -> Iterator[None]:
+def left_behind(one: DaemonPlace, word: str = "raylet") -> Iterator[None]:
     """Have a node as the kill of its actor leaves it: Ray, its files, a deaf door."""
     os.makedirs(f"{one.directory}/{ray_processes.SESSIONS}")
     ray_processes.make_token(one.directory)

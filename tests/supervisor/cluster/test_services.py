@@ -23,7 +23,7 @@ from hostlib.threads import in_thread
 from supervisor.cluster import client, commands, door
 from supervisor.cluster.client import TIMEOUT_S
 from supervisor.cluster.directory_service import DirectoryService
-from supervisor.cluster.door import Door
+from supervisor.cluster.door import NodeDoor
 from supervisor.cluster.fleet_child import Holder
 from supervisor.cluster.names import DOOR
 from supervisor.cluster.node_service import JoinState, NodeService
@@ -120,7 +120,7 @@ class Scene:
         self.nursery.start_soon(run_within, self.scopes[name], node)
         state = json.loads(result_of(await node.answer(VERSION, "join-state", b"{}")))
         assert state == {"is_up": True, "reason": "", "is_final": False}
-        await self.nursery.start(Door(node).serve, f"{place}/{DOOR}", LOG)
+        await self.nursery.start(NodeDoor(node).serve, f"{place}/{DOOR}", LOG)
         return node
 
     async def ask(self, node: str, what: str, /, **args: Any) -> Any:

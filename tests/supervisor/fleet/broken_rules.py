@@ -9,7 +9,7 @@ from types import MappingProxyType
 from msgspec.structs import replace
 
 from supervisor.fleet.directory import RESEND_S, Directory
-from supervisor.fleet.held_slices import HeldRow, HeldSlices, HeldState, Reserved
+from supervisor.fleet.held_slices import HeldRow, HeldSlices, HeldState, ReserveResult
 from supervisor.fleet.messages import (
     Session,
     SliceGranted,
@@ -101,7 +101,7 @@ class _NoEndOfWindows(HeldSlices):
         session: Session,
         wall_s: float,
         step: Step,
-    ) -> Reserved:
+    ) -> ReserveResult:
         """Reserve as at the beginning of time."""
         return super().reserve(account, call, worst, session, 0.0, step)
 

@@ -21,14 +21,14 @@ from typing import Any, cast
 import msgspec
 
 from supervisor.fleet import node as on_node
-from supervisor.fleet.directory import Directory, SpawnRequest
+from supervisor.fleet.directory import Directory, PlacementRequest
 from supervisor.fleet.fence import FencedError
 from supervisor.fleet.held_slices import (
     HeldRow,
     HeldSlices,
     HeldState,
     LedgerRow,
-    Reserved,
+    ReserveResult,
 )
 from supervisor.fleet.lease import LEASE_S, LEAST_LEASE_S
 from supervisor.fleet.messages import (
@@ -563,7 +563,7 @@ class Simulation:
             except FencedError:
                 return
             self._do(machine, step)
-            if outcome is Reserved.ASKED:
+            if outcome is ReserveResult.ASKED:
                 return
             self._note_window(machine, call, now)
             machine.unsent.remove(worst)
@@ -628,7 +628,7 @@ class Simulation:
     def _spawn_there(self, name: str) -> None:
         assert self.directory is not None
         restart = self.random.choice(["no", "on-failure", "always"])
-        request = SpawnRequest(name, Program(("true",), restart=restart), wait=True)
+        request = PlacementRequest(name, Program(("true",), restart=restart), wait=True)
         now = self._moment(self._directory_clock)
         _, step = self.directory.spawn(request, now)
         self._carry_out(step)

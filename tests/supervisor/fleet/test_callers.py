@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 from supervisor.fleet.directory import Directory
-from supervisor.fleet.held_slices import HeldSlices, LedgerRow, Reserved
+from supervisor.fleet.held_slices import HeldSlices, LedgerRow, ReserveResult
 from supervisor.fleet.node import Arm, CallsDecided, Node, NodeStep
 from supervisor.fleet.slices import NEVER
 from supervisor.fleet.step import Moment, Step
@@ -70,7 +70,7 @@ class Fleet:
             call = f"{name}{self.waiting[name]}"
             outcome, step = self.nodes[name].reserve("t", call, WORST, self.now)
             self.from_node(name, step)
-            if outcome is Reserved.ASKED:
+            if outcome is ReserveResult.ASKED:
                 return
             self.waiting[name] -= 1
             self.admitted.append(call)

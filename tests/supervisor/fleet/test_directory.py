@@ -8,7 +8,7 @@ from supervisor.fleet.directory import (
     MOST_OVER,
     Directory,
     FleetError,
-    SpawnRequest,
+    PlacementRequest,
 )
 from supervisor.fleet.lease import LEASE_S, SILENT_S
 from supervisor.fleet.listings import ShownChild
@@ -130,7 +130,7 @@ class Scene:
         wait: bool = False,
     ) -> list[tuple[str, Message]]:
         """Spawn children; return what is sent."""
-        request = SpawnRequest(name, program, needs or Needs(), count, wait)
+        request = PlacementRequest(name, program, needs or Needs(), count, wait)
         return self.store(self.directory.spawn(request, self.now)[1])
 
     def report(

@@ -20,7 +20,7 @@ from supervisor.fleet.fence import Fence, FencedError, FleetLife
 from supervisor.network.connections import Connection, Connections
 from supervisor.network.notices import Notices
 from supervisor.network.pace import Pace
-from supervisor.network.traffic import Traffic
+from supervisor.network.traffic import ChildTraffic
 from supervisor.network.tunnel import Pipes, Tunnel
 from supervisor.sandbox.plan import PROFILES
 from supervisor.workspace.use import WorkspaceUse
@@ -193,7 +193,7 @@ async def test_no_tool_is_run_when_the_lease_is_over(tmp_path: Path) -> None:
 def connections(fence: Fence) -> Connections:
     """Return the connections of a child that a fence knows."""
     notices = Notices(Journal(-1, pytest.fail), "child-1")
-    table = Connections(Traffic(), notices, Log("ERROR"), Pace(), Account(limit=8))
+    table = Connections(ChildTraffic(), notices, Log("ERROR"), Pace(), Account(limit=8))
     table.check_effect = partial(fence.check, "child-1")
     return table
 

@@ -8,7 +8,7 @@ from supervisor.fleet.held_slices import (
     HeldSlices,
     HeldState,
     LedgerRow,
-    Reserved,
+    ReserveResult,
 )
 from supervisor.fleet.messages import (
     HandBack,
@@ -28,7 +28,7 @@ class Holder:
         self.session = self.held.begin_session(Step())
         self.step = Step()
 
-    def reserve(self, call: str, worst: float, wall_s: float = 0.0) -> Reserved:
+    def reserve(self, call: str, worst: float, wall_s: float = 0.0) -> ReserveResult:
         """Reserve a call."""
         return self.held.reserve("t", call, worst, self.session, wall_s, self.step)
 
@@ -53,8 +53,8 @@ class Holder:
 # spec FL7
 def test_a_call_without_a_slice_asks_once() -> None:
     holder = Holder()
-    assert holder.reserve("c1", 2.0) is Reserved.ASKED
-    assert holder.reserve("c2", 2.0) is Reserved.ASKED
+    assert holder.reserve("c1", 2.0) is ReserveResult.ASKED
+    assert holder.reserve("c2", 2.0) is ReserveResult.ASKED
     assert [request.number for request in holder.held.asked()] == [1]
     assert len(holder.step.sends) == 1
 
@@ -64,7 +64,7 @@ def test_a_call_is_reserved_in_the_ledger() -> None:
     holder = Holder()
     holder.reserve("c1", 2.0)
     assert holder.grant(1, 10.0)
-    assert holder.reserve("c1", 2.0) is Reserved.YES
+    assert holder.reserve("c1", 2.0) is ReserveResult.YES
     row = holder.step.changes[-1].row
     assert isinstance(row, HeldRow)
     assert row.reserved == {"c1": 2.0}
@@ -108,7 +108,7 @@ def test_a_slice_that_is_too_small_retires_when_a_larger_one_is_asked_for() -> N
     holder.reserve("c1", 2.0)
     holder.grant(1, 10.0)
     holder.reserve("c1", 2.0)
-    assert holder.reserve("c2", 9.0) is Reserved.ASKED
+    assert holder.reserve("c2", 9.0) is ReserveResult.ASKED
     assert holder.states() == {"t/1": HeldState.RETIRING}
     holder.settle("c1", 1.5)
     assert holder.held.reports() == (SliceReport("t/1", 1.5, is_last=True),)
@@ -181,7 +181,7 @@ def test_a_slice_takes_no_calls_after_its_window() -> None:
     holder.grant(1, 10.0, "1970-01-01")
     for _ in range(2):
         holder.held.tick()
-    assert holder.reserve("c1", 2.0, wall_s=86_400.0) is Reserved.ASKED
+    assert holder.reserve("c1", 2.0, wall_s=86_400.0) is ReserveResult.ASKED
     assert holder.states() == {"t/1": HeldState.CLOSED}
 
 
@@ -193,8 +193,8 @@ def test_a_node_whose_clock_is_ahead_pays_a_call_with_what_it_was_given() -> Non
     late_s = 86_400.0
     holder.reserve("c1", 2.0, late_s)
     holder.grant(1, 10.0, "1970-01-01")
-    assert holder.reserve("c1", 2.0, late_s) is Reserved.YES
-    assert holder.reserve("c2", 2.0, late_s) is Reserved.ASKED
+    assert holder.reserve("c1", 2.0, late_s) is ReserveResult.YES
+    assert holder.reserve("c2", 2.0, late_s) is ReserveResult.ASKED
     assert holder.states() == {"t/1": HeldState.RETIRING}
 
 
@@ -204,7 +204,7 @@ def test_slices_of_an_earlier_session_take_no_calls() -> None:
     holder.reserve("c1", 2.0)
     holder.grant(1, 10.0)
     holder.session = holder.held.begin_session(holder.step)
-    assert holder.reserve("c1", 2.0) is Reserved.ASKED
+    assert holder.reserve("c1", 2.0) is ReserveResult.ASKED
 
 
 # spec FL7

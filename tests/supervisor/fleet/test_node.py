@@ -9,7 +9,7 @@ from supervisor.fleet.held_slices import (
     HeldSlices,
     HeldState,
     LedgerRow,
-    Reserved,
+    ReserveResult,
 )
 from supervisor.fleet.lease import LEASE_S, MARGIN_S
 from supervisor.fleet.messages import (
@@ -368,11 +368,11 @@ def test_no_call_is_paid_after_the_lease(scene: Scene) -> None:
 # spec FL7
 def test_calls_that_wait_for_a_slice_try_again_when_it_has_come(scene: Scene) -> None:
     outcome, _ = scene.node.reserve("t", "call", 1.0, scene.now)
-    assert outcome is Reserved.ASKED
+    assert outcome is ReserveResult.ASKED
     step = scene.hear(SliceGranted(1, scene.session, "t", 1, "t/1", 10.0, "never"))
     assert step.actions == [CallsDecided("t", None)]
     outcome, step = scene.node.reserve("t", "call", 1.0, scene.now)
-    assert outcome is Reserved.YES
+    assert outcome is ReserveResult.YES
     assert [change.table for change in step.changes] == ["held"]
 
 

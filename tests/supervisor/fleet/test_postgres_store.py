@@ -20,12 +20,12 @@ from tests.helpers.command import small_disk
 
 psycopg = pytest.importorskip("psycopg")
 
-from supervisor.fleet.postgres_store import Bounds, PostgresStore  # noqa: E402
+from supervisor.fleet.postgres_store import PostgresStore, TimeBounds  # noqa: E402
 
 pytestmark = pytest.mark.slow
 
 ROW = LedgerRow("L1", 2, 3)
-QUICK = Bounds(connect_s=2, lock_s=0.1, statement_s=0.5, answer_s=2)
+QUICK = TimeBounds(connect_s=2, lock_s=0.1, statement_s=0.5, answer_s=2)
 
 
 @pytest.fixture(scope="module")

@@ -70,11 +70,11 @@ class Place:
         if not is_postgres(self.name):
             return open_store(self.name)
         from supervisor.fleet.postgres_store import (  # noqa: PLC0415 - an extra
-            Bounds,
             PostgresStore,
+            TimeBounds,
         )
 
-        return PostgresStore(self.name, Bounds(lock_s=0))
+        return PostgresStore(self.name, TimeBounds(lock_s=0))
 
 
 @pytest.fixture

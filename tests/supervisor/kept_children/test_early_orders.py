@@ -10,7 +10,7 @@ from trio.testing import MockClock
 from supervisor.children.specs import ChildOptions
 from supervisor.config.child import ChildSection
 from supervisor.kept_children.kept_child import KeptChild, Shared
-from supervisor.kept_children.kept_state import KeptState
+from supervisor.kept_children.kept_state import KeptChildState
 from supervisor.spawn.restarts import Phase, RestartsState
 
 
@@ -43,7 +43,7 @@ async def test_a_stop_right_after_a_hand_over_waits_for_no_restart(
 ) -> None:
     del autojump_clock
     child = make_child("child")
-    state = KeptState(
+    state = KeptChildState(
         name="child",
         section={},
         options={},

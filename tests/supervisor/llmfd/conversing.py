@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator, Sequence
 import pytest
 import trio
 
-from supervisor.llmfd import Checkpoints, Json, Process, Settings, Store
+from supervisor.llmfd import Checkpoints, ContentSettings, Json, Process, Store
 from supervisor.llmfd.conversations import Conversations
 from supervisor.llmfd.service import FdService
-from supervisor.llmfd.toolloop import Reply
+from supervisor.llmfd.toolloop import ModelReply
 from tests.helpers.sessions import Hall
 from vfs.filesystem import Client
 
@@ -64,7 +64,7 @@ class Scripted:
         messages: Sequence[Message],
         tools: Sequence[Json],
         claim: bool,
-    ) -> Reply:
+    ) -> ModelReply:
         """See ``Model``."""
         del program, claim
         await trio.lowlevel.checkpoint()
@@ -75,7 +75,7 @@ class Scripted:
             tool["function"]["name"] for tool in json.loads(json.dumps(tools))
         ]
         step = self.script[0] if len(self.script) == 1 else self.script.pop(0)
-        return Reply(step(list(messages)) if callable(step) else step, self)
+        return ModelReply(step(list(messages)) if callable(step) else step, self)
 
 
 def checked(messages: Sequence[Message]) -> None:
@@ -97,7 +97,7 @@ def checked(messages: Sequence[Message]) -> None:
 class Scene:
     """A client with conversations, and the model behind them."""
 
-    def __init__(self, hall: Hall, model: Scripted, settings: Settings) -> None:
+    def __init__(self, hall: Hall, model: Scripted, settings: ContentSettings) -> None:
         self.model = model
         self.client = hall.connect().client
         checkpoints = Checkpoints(str(hall.where / "checkpoints"))
@@ -124,7 +124,7 @@ def scene(hall: Hall) -> Iterator[Callable[..., Scene]]:
     made: list[Scene] = []
 
     def make(*script: Message | Script, **settings: object) -> Scene:
-        chosen = Settings(**settings)  # type: ignore[arg-type]
+        chosen = ContentSettings(**settings)  # type: ignore[arg-type]
         one = Scene(hall, Scripted(*script), chosen)
         made.append(one)
         return one

@@ -12,7 +12,7 @@ import trio.testing
 from supervisor.llmfd import Json, LlmFd, Process
 from supervisor.llmfd.prompt import INSTRUCTIONS, enrich, instructions
 from supervisor.llmfd.table import FdTable
-from supervisor.llmfd.toolloop import MOST_ROUNDS, ModelError, Reply
+from supervisor.llmfd.toolloop import MOST_ROUNDS, ModelError, ModelReply
 from tests.helpers.contents import asking, failed, text_of
 from tests.helpers.sessions import Hall, hall
 from tests.supervisor.llmfd.conversing import Make, Message, calling, scene, words
@@ -146,13 +146,13 @@ async def test_children_of_a_fork_run_side_by_side(scene: Make) -> None:
     together = trio.Event()
     waiting = 0
 
-    async def complete(*_: object) -> Reply:
+    async def complete(*_: object) -> ModelReply:
         nonlocal waiting
         waiting += 1
         if waiting == 10:
             together.set()
         await together.wait()
-        return Reply(words("all are here"))
+        return ModelReply(words("all are here"))
 
     made.model.complete = complete  # type: ignore[method-assign, assignment]
     answer = await made.process.call("fork", ["x"] * 10)
@@ -405,7 +405,7 @@ async def test_without_a_summary_the_result_goes_without(
     del autojump_clock
     made = scene(words("unused"), auto_summarize=True)
 
-    async def fail(*_: object) -> Reply:
+    async def fail(*_: object) -> ModelReply:
         raise ModelError("quota exceeded")
 
     for complete in (fail, trio.sleep_forever):

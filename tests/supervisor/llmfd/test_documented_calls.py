@@ -13,7 +13,7 @@ from tests.architecture.tree import ROOT
 from tests.helpers.sessions import Hall, hall
 
 if TYPE_CHECKING:
-    from supervisor.llmfd.toolloop import Model
+    from supervisor.llmfd.toolloop import LoopModel
 
 __all__ = ["hall"]
 
@@ -35,7 +35,7 @@ def documented() -> dict[str, set[str]]:
 def tools(hall: Hall) -> Iterator[dict[str, Tool]]:
     """Yield every call that a host with a model has."""
     service = FdService(hall.fs, Store())
-    Conversations(service, model=cast("Model", None))  # it is asked nothing
+    Conversations(service, model=cast("LoopModel", None))  # it is asked nothing
     yield service.tools
     service.close()
 

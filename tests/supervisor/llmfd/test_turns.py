@@ -12,7 +12,7 @@ import pytest
 import trio
 import trio.testing
 
-from supervisor.llm.conversations import ChosenPreset, Turn
+from supervisor.llm.conversations import ChosenPreset, ConversationTurn
 from supervisor.llmfd import Content, FdError, LlmFd, Process, Store, store
 from supervisor.llmfd.checkpoint_state import read_state, state_of
 from supervisor.llmfd.toolloop import MOST_MESSAGES, ModelError
@@ -167,7 +167,7 @@ async def test_a_turn_that_fails_under_another_preset_changes_nothing(
     before, messages = list(kept.table.fds), list(kept.messages)
 
     async def ask(program: str) -> None:
-        turn = Turn(
+        turn = ConversationTurn(
             made.client, True, ChosenPreset(program, "", True, "mine"), "more", ()
         )
         await made.conversations.answer(turn)
@@ -200,7 +200,9 @@ async def test_a_turn_that_is_cancelled_before_it_has_its_preset_changes_nothing
     borrowers = [object() for _ in range(int(threads.total_tokens))]
     for one in borrowers:
         threads.acquire_on_behalf_of_nowait(one)
-    turn = Turn(made.client, True, ChosenPreset("expert", "", True, "mine"), "more", ())
+    turn = ConversationTurn(
+        made.client, True, ChosenPreset("expert", "", True, "mine"), "more", ()
+    )
     async with trio.open_nursery() as nursery:
         nursery.start_soon(made.conversations.answer, turn)
         await trio.testing.wait_all_tasks_blocked(0.05)

@@ -19,7 +19,12 @@ import trio
 
 from hostlib.journal import Journal
 from hostlib.log import Log
-from supervisor.network.child_network import Bounds, ChildNetwork, Identity, Outside
+from supervisor.network.child_network import (
+    ChildIdentity,
+    ChildNetwork,
+    NetworkBounds,
+    Outside,
+)
 from supervisor.network.credential_file import Credential
 from supervisor.network.hosts import Address
 from supervisor.network.network_state import ChildNetworkState
@@ -125,7 +130,7 @@ class Scene:
     def open(
         self,
         section: NetworkSection,
-        bounds: Bounds | None = None,
+        bounds: NetworkBounds | None = None,
         stock: int = 8,
         state: ChildNetworkState | None = None,
     ) -> Self:
@@ -133,7 +138,7 @@ class Scene:
         terms = {name: one.terms for name, one in self.credentials.items()}
         settings = settings_from(section, terms)
         sockets = inner_sockets(self.child, settings.rules.ports(), stock)
-        identity = Identity("c1", "alice")
+        identity = ChildIdentity("c1", "alice")
         self.network = ChildNetwork(
             identity, settings, sockets, self.outside, bounds, state
         )
@@ -255,7 +260,7 @@ async def scene(
     *rules: str,
     names: dict[str, list[str]] | None = None,
     section: NetworkSection | None = None,
-    bounds: Bounds | None = None,
+    bounds: NetworkBounds | None = None,
     routes: Iterable[str] = (),
     stock: int = 8,
     credentials: Mapping[str, Credential] | None = None,

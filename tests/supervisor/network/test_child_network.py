@@ -11,7 +11,7 @@ import pytest
 import trio
 
 from hostlib.accounts import Account
-from supervisor.network.child_network import Bounds
+from supervisor.network.child_network import NetworkBounds
 from supervisor.network.dns import frame
 from supervisor.network.network_state import ChildNetworkState
 from supervisor.network.resolver import ResolverError
@@ -171,12 +171,14 @@ async def test_an_address_that_is_allowed_later_gets_a_route() -> None:
 
     rules = ("198.51.100.0/24:80",)
     routes = ("198.51.100.0/24", "203.0.113.0/24")
-    async with scene(*rules, routes=routes, bounds=Bounds(add_routes=add)) as stage:
+    async with scene(
+        *rules, routes=routes, bounds=NetworkBounds(add_routes=add)
+    ) as stage:
         stage.serve("203.0.113.5", 80, echo)
         await stage.change(allow=["203.0.113.5:80", "198.51.100.0/24:81"])
         assert added == ["203.0.113.5/32"]
         assert await _works(stage, "203.0.113.5", 80)
-    async with scene(bounds=Bounds(add_routes=fail)) as stage:
+    async with scene(bounds=NetworkBounds(add_routes=fail)) as stage:
         with pytest.raises(RuleError, match="not permitted"):
             await stage.change(allow=["203.0.113.5:80"])
 
@@ -186,7 +188,7 @@ async def test_an_address_that_is_allowed_later_gets_a_route() -> None:
 async def test_bytes_beyond_a_limit_are_not_passed_on(*, of_parent: bool) -> None:
     parent = Account[int](None, 1000 if of_parent else None)
     account = Account[int](parent, None if of_parent else 1000)
-    bounds = Bounds(net_bytes=account)
+    bounds = NetworkBounds(net_bytes=account)
     async with scene("web.test:80", names=NAMES, bounds=bounds) as stage:
         _serve(stage)
         async with await stage.connect("web.test", 80) as stream:
@@ -205,7 +207,7 @@ async def test_bytes_beyond_a_limit_are_not_passed_on(*, of_parent: bool) -> Non
 # spec NET14: connections are charged to a child and every ancestor.
 async def test_connections_beyond_the_limit_of_a_parent_are_refused() -> None:
     parent = Account[int](None, 3)
-    bounds = Bounds(connections=Account(parent))
+    bounds = NetworkBounds(connections=Account(parent))
     async with scene("web.test:80", names=NAMES, bounds=bounds) as stage:
         _serve(stage)
         streams = []

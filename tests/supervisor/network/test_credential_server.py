@@ -14,7 +14,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from hostlib.accounts import Account
 from supervisor.network import credential_server
-from supervisor.network.child_network import Bounds
+from supervisor.network.child_network import NetworkBounds
 from supervisor.network.credential_file import open_credentials
 from supervisor.network.rule import RuleError, parse_rule
 from supervisor.network.section import CredentialSection, NetworkSection
@@ -97,7 +97,7 @@ async def stage(
     host: str = SERVER,
     header: str = "Authorization: Bearer {file}",
     secret: str = SECRET,
-    bounds: Bounds | None = None,
+    bounds: NetworkBounds | None = None,
     section: NetworkSection | None = None,
     address: str = ADDRESS,
     certified: str = SERVER,
@@ -627,7 +627,7 @@ async def test_a_private_address_of_a_server_is_refused(tmp_path: Path) -> None:
 
 # spec NET14, NET15: its bytes count as others do.
 async def test_the_bytes_of_an_answer_count(tmp_path: Path) -> None:
-    bounds = Bounds(net_bytes=Account(limit=100_000))
+    bounds = NetworkBounds(net_bytes=Account(limit=100_000))
     async with (
         stage(tmp_path, saying(LENGTHLESS, bytes(200_000)), bounds=bounds) as made,
         await made.scene.connect(INNER, 80) as stream,

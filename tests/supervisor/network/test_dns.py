@@ -7,13 +7,13 @@ import pytest
 from supervisor.network.dns import (
     MAX_ANSWER_BYTES,
     MAX_QUESTION_BYTES,
-    Answer,
+    DnsAnswer,
     NameServer,
     QuestionReader,
     frame,
 )
 from supervisor.network.pool import MAX_NAMES, Pool
-from supervisor.network.reasons import Reason, Refused
+from supervisor.network.reasons import NetworkRefusal, Reason
 from supervisor.network.rules import Rules, parse_rules
 from tests.supervisor.network import dnsclient as dns
 
@@ -25,7 +25,7 @@ LONGEST = f"{'.'.join(['a' * 61] * 4)}.test"
 
 def ask(
     packet: bytes, rules: Rules = RULES, server: NameServer | None = None
-) -> tuple[Answer, dns.Reply]:
+) -> tuple[DnsAnswer, dns.Reply]:
     """Return the answer to a packet, and what a client reads in it."""
     answer = (server or NameServer(Pool())).answer(packet, rules, 0.0)
     assert answer.packet is not None
@@ -64,16 +64,18 @@ def test_without_v6_a_name_has_no_v6_address() -> None:
 @pytest.mark.parametrize(
     ("name", "refused"),
     [
-        ("evil.test", Refused(Reason.NO_RULE, "evil.test:443")),
-        ("b.test", Refused(Reason.NO_RULE, "b.test:443")),
-        ("a.test.evil", Refused(Reason.NO_RULE, "a.test.evil:443")),
-        ("no.b.test", Refused(Reason.REFUSED_BY_RULE, "!no.b.test:5432")),
-        ("a.localhost.test", Refused(Reason.NO_RULE, "a.localhost.test:443")),
-        ("10.0.0.1", Refused(Reason.NO_RULE)),
+        ("evil.test", NetworkRefusal(Reason.NO_RULE, "evil.test:443")),
+        ("b.test", NetworkRefusal(Reason.NO_RULE, "b.test:443")),
+        ("a.test.evil", NetworkRefusal(Reason.NO_RULE, "a.test.evil:443")),
+        ("no.b.test", NetworkRefusal(Reason.REFUSED_BY_RULE, "!no.b.test:5432")),
+        ("a.localhost.test", NetworkRefusal(Reason.NO_RULE, "a.localhost.test:443")),
+        ("10.0.0.1", NetworkRefusal(Reason.NO_RULE)),
     ],
 )
 @pytest.mark.parametrize("kind", [dns.A, dns.AAAA, dns.TXT, dns.HTTPS, dns.ANY])
-def test_another_name_does_not_exist(name: str, refused: Refused, kind: int) -> None:
+def test_another_name_does_not_exist(
+    name: str, refused: NetworkRefusal, kind: int
+) -> None:
     pool = Pool()
     answer, reply = ask(dns.question(name, kind), server=NameServer(pool))
     assert (reply.code, reply.answers) == (NXDOMAIN, ())
@@ -144,7 +146,7 @@ def test_when_the_pool_is_full_a_name_fails_and_is_told() -> None:
     server = NameServer(Pool(f"n{number}.test" for number in range(MAX_NAMES)))
     answer, reply = ask(dns.question("a.test"), server=server)
     assert (reply.code, reply.answers) == (SERVFAIL, ())
-    assert answer.refused == Refused(Reason.TOO_MANY_NAMES)
+    assert answer.refused == NetworkRefusal(Reason.TOO_MANY_NAMES)
     everything = parse_rules(["*"])
     assert ask(dns.question("n7.test"), everything, server)[1].texts == ["198.18.0.9"]
 
@@ -259,7 +261,7 @@ def test_a_packet_of_another_form_is_a_format_error(packet: bytes) -> None:
     ],
 )
 def test_what_is_no_question_is_not_answered(packet: bytes) -> None:
-    assert NameServer(Pool()).answer(packet, RULES, 0.0) == Answer(None)
+    assert NameServer(Pool()).answer(packet, RULES, 0.0) == DnsAnswer(None)
 
 
 def test_records_beside_a_question_are_passed_over() -> None:

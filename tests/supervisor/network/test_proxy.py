@@ -12,7 +12,7 @@ from supervisor.network.hosts import Address
 from supervisor.network.proxy_dialogue import Asked, Dialogue, ProxyError
 from supervisor.network.proxy_http import MAX_HEAD_BYTES
 from supervisor.network.proxy_server import open_dialogue
-from supervisor.network.reasons import Reason, Refused
+from supervisor.network.reasons import NetworkRefusal, Reason
 
 END = b"\r\n\r\n"
 
@@ -297,7 +297,7 @@ def test_what_is_wrong_with_a_request_is_told(head: bytes, detail: str) -> None:
     assert detail in body["detail"]
 
 
-NO_RULE = Refused(Reason.NO_RULE, "a.test:443")
+NO_RULE = NetworkRefusal(Reason.NO_RULE, "a.test:443")
 
 
 # spec NET11: the 403 says which rule would allow it.
@@ -319,7 +319,7 @@ def test_a_refusal_tells_the_rule_that_would_allow_it() -> None:
 @pytest.mark.parametrize("reason", Reason)
 def test_every_reason_can_be_told(reason: Reason) -> None:
     dialogue, _ = asking(b"GET http://[2001:db8::1]/ HTTP/1.1\r\nHost: x" + END)
-    body = msgspec.json.decode(dialogue.refuse(Refused(reason)).split(END)[1])
+    body = msgspec.json.decode(dialogue.refuse(NetworkRefusal(reason)).split(END)[1])
     assert body["reason"] == reason.value
     assert body["rule"] is None
     assert body["name"] == "2001:db8::1"
@@ -328,7 +328,7 @@ def test_every_reason_can_be_told(reason: Reason) -> None:
 
 def test_a_refusal_by_a_rule_tells_that_rule() -> None:
     dialogue, _ = asking(GET + b"\r\n")
-    by_rule = Refused(Reason.REFUSED_BY_RULE, "!*.test")
+    by_rule = NetworkRefusal(Reason.REFUSED_BY_RULE, "!*.test")
     body = msgspec.json.decode(dialogue.refuse(by_rule).split(END)[1])
     assert body["detail"].endswith("a rule refuses it; the rule '!*.test' refuses it")
 

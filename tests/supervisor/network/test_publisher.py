@@ -8,7 +8,7 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from supervisor.network.child_network import ChildNetwork, Identity
+from supervisor.network.child_network import ChildIdentity, ChildNetwork
 from supervisor.network.section import NetworkSection
 from supervisor.network.settings import settings_from
 from tests.supervisor.network.netns import CHILD, Namespace, inner_sockets
@@ -130,7 +130,7 @@ async def test_a_port_of_the_host_that_is_taken_is_told() -> None:
             other.close()
             with pytest.raises(OSError, match="already in use") as caught:
                 ChildNetwork(
-                    Identity("c2"), settings_from(keys), sockets, stage.outside
+                    ChildIdentity("c2"), settings_from(keys), sockets, stage.outside
                 )
             assert caught.value.filename == str(port)
             sockets.close()

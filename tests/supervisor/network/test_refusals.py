@@ -1,9 +1,9 @@
 """Refusals are told once a minute, and counted in few rows."""
 
-from supervisor.network.reasons import Reason, Refused
+from supervisor.network.reasons import NetworkRefusal, Reason
 from supervisor.network.refusals import MAX_ROWS, OTHERS, Refusals
 
-NO_RULE = Refused(Reason.NO_RULE, "a.test:443")
+NO_RULE = NetworkRefusal(Reason.NO_RULE, "a.test:443")
 
 
 # spec NET11: once per name, port and minute.
@@ -27,7 +27,7 @@ def test_a_refusal_is_told_once_a_minute() -> None:
 def test_a_row_has_the_last_refusal_and_their_number() -> None:
     refusals = Refusals()
     refusals.add("a.test", 443, NO_RULE, now_s=1, time=1000.0)
-    by_rule = Refused(Reason.REFUSED_BY_RULE, "!a.test")
+    by_rule = NetworkRefusal(Reason.REFUSED_BY_RULE, "!a.test")
     refusals.add("a.test", 443, by_rule, now_s=2, time=1001.0)
     (row,) = refusals.rows()
     assert (row.name, row.port, row.count, row.time) == ("a.test", 443, 2, 1001.0)
@@ -40,7 +40,7 @@ def test_a_child_that_asks_for_ten_thousand_names_has_257_rows() -> None:
     refusals = Refusals()
     told = 0
     for number in range(10_000):
-        refused = Refused(Reason.NO_RULE, f"n{number}.test:443")
+        refused = NetworkRefusal(Reason.NO_RULE, f"n{number}.test:443")
         row = refusals.add(f"n{number}.test", None, refused, now_s=0, time=number)
         told += row is not None
     rows = refusals.rows()

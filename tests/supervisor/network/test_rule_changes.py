@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from supervisor.network.addresses import judge
 from supervisor.network.hosts import Address
-from supervisor.network.reasons import Reason, Refused
+from supervisor.network.reasons import NetworkRefusal, Reason
 from supervisor.network.rule import Rule, RuleError, parse_rule, rule_for
 from supervisor.network.rule_changes import change, narrow
 from supervisor.network.rules import Grant, Rules, parse_rules
@@ -20,7 +20,7 @@ HOSTS = (*NAMES, *ADDRESSES)
 OWN = frozenset(ADDRESSES[::3])
 
 
-def decide(rules: Rules, host: str | Address, port: int) -> Grant | Refused:
+def decide(rules: Rules, host: str | Address, port: int) -> Grant | NetworkRefusal:
     """Return what rules say of a name or an address."""
     if isinstance(host, str):
         return rules.decide(host, port)
@@ -138,9 +138,9 @@ def test_what_the_parent_covers_is_granted(parent: list[str], asked: str) -> Non
 def test_a_parents_refusals_stay_in_force() -> None:
     parent = parse_rules(["*", "!evil.test"])
     rules = narrow(parent, [parse_rule("*.test"), parse_rule("!b.test")])
-    by_rule = Refused(Reason.REFUSED_BY_RULE, "!evil.test")
+    by_rule = NetworkRefusal(Reason.REFUSED_BY_RULE, "!evil.test")
     assert rules.decide("evil.test", 443) == by_rule
-    assert isinstance(rules.decide("b.test", 443), Refused)
+    assert isinstance(rules.decide("b.test", 443), NetworkRefusal)
     assert isinstance(rules.decide("a.test", 443), Grant)
     deeper = narrow(rules, [parse_rule("a.test")])
     assert deeper.texts() == ("a.test", "!b.test", "!evil.test")
@@ -258,4 +258,4 @@ def test_a_denied_rule_is_refused(
     for rule in deny:
         hosts = [host for host in HOSTS if rule.covers(rule_for(host, 1).target)]
         for host, port in itertools.product(hosts, rule.ports):
-            assert isinstance(decide(changed, host, port), Refused)
+            assert isinstance(decide(changed, host, port), NetworkRefusal)

@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 
 from supervisor.network.addresses import Opening, held_addresses
 from supervisor.network.hosts import Address
-from supervisor.network.reasons import Reason, Refused
+from supervisor.network.reasons import NetworkRefusal, Reason
 from supervisor.network.rule import Rule, RuleError
 from supervisor.network.rules import Grant, Rules, parse_rules
 from tests.supervisor.network.strategies import ADDRESSES, NAMES, PORTS, rule_lists
 
 
-def granted(decision: Grant | Refused) -> Grant:
+def granted(decision: Grant | NetworkRefusal) -> Grant:
     """Return a decision that allows."""
     assert isinstance(decision, Grant)
     return decision
@@ -48,11 +48,11 @@ def test_the_table_decides_on_a_name_as_a_walk_does(
     refusing = matching(rules, name, port, refusals=True)
     allowing = matching(rules, name, port, refusals=False)
     if refusing:
-        assert isinstance(decision, Refused)
+        assert isinstance(decision, NetworkRefusal)
         assert decision.reason is Reason.REFUSED_BY_RULE
         assert decision.rule in [rule.written for rule in refusing]
     elif not allowing:
-        assert decision == Refused(Reason.NO_RULE, f"{name}:{port}")
+        assert decision == NetworkRefusal(Reason.NO_RULE, f"{name}:{port}")
     else:
         grant = granted(decision)
         assert set(grant.rules) == set(allowing)
@@ -73,10 +73,10 @@ def test_the_table_decides_on_an_address_as_a_walk_does(
     ]
     allowing = matching(rules, address, port, refusals=False)
     if refusing:
-        assert isinstance(decision, Refused)
+        assert isinstance(decision, NetworkRefusal)
         assert decision.rule in [rule.written for rule in refusing]
     elif not allowing:
-        assert isinstance(decision, Refused)
+        assert isinstance(decision, NetworkRefusal)
         assert decision.reason is Reason.NO_RULE
     else:
         assert set(granted(decision).rules) == set(allowing)
@@ -95,15 +95,19 @@ def test_a_name_is_known_if_a_port_of_it_is_allowed(
 
 def test_what_would_allow_a_name_is_told() -> None:
     rules = parse_rules(["a.test", "!b.test", "!*.c.test:80", "*.c.test:80"])
-    assert rules.decide("a.test", 80) == Refused(Reason.NO_RULE, "a.test:80")
-    assert rules.decide("b.test", 443) == Refused(Reason.REFUSED_BY_RULE, "!b.test")
-    assert rules.decide_any_port("d.test") == Refused(Reason.NO_RULE, "d.test:443")
-    by_rule = Refused(Reason.REFUSED_BY_RULE, "!b.test")
+    assert rules.decide("a.test", 80) == NetworkRefusal(Reason.NO_RULE, "a.test:80")
+    assert rules.decide("b.test", 443) == NetworkRefusal(
+        Reason.REFUSED_BY_RULE, "!b.test"
+    )
+    assert rules.decide_any_port("d.test") == NetworkRefusal(
+        Reason.NO_RULE, "d.test:443"
+    )
+    by_rule = NetworkRefusal(Reason.REFUSED_BY_RULE, "!b.test")
     assert rules.decide_any_port("b.test") == by_rule
-    by_rule = Refused(Reason.REFUSED_BY_RULE, "!*.c.test:80")
+    by_rule = NetworkRefusal(Reason.REFUSED_BY_RULE, "!*.c.test:80")
     assert rules.decide_any_port("x.c.test") == by_rule
     v6 = IPv6Address("2001:db8::1")
-    told = Refused(Reason.NO_RULE, "[2001:db8::1]:80")
+    told = NetworkRefusal(Reason.NO_RULE, "[2001:db8::1]:80")
     assert rules.decide_address(v6, 80) == told
 
 
@@ -151,7 +155,7 @@ def test_networks_are_those_that_are_allowed() -> None:
 # spec NET1, NET3: a refused network stands against what a granted name stands for.
 def test_an_answer_that_a_rule_refuses_is_found() -> None:
     rules = parse_rules(["*", "!203.0.113.0/24"])
-    by_rule = Refused(Reason.REFUSED_BY_RULE, "!203.0.113.0/24")
+    by_rule = NetworkRefusal(Reason.REFUSED_BY_RULE, "!203.0.113.0/24")
     assert rules.refuse_answer(IPv4Address("203.0.113.9"), 443) == by_rule
     assert rules.refuse_answer(IPv6Address("64:ff9b::cb00:7109"), 443) == by_rule
     assert rules.refuse_answer(IPv4Address("203.0.113.9"), 80) is None
@@ -165,13 +169,13 @@ def test_a_client_hello_may_be_for_what_the_same_rule_covers() -> None:
     assert grant.checks_tls
     assert rules.check_sni(grant, "x.a.test") is None
     assert rules.check_sni(grant, "y.a.test") is None
-    other = Refused(Reason.TLS_OTHER_NAME, "b.test:443")
+    other = NetworkRefusal(Reason.TLS_OTHER_NAME, "b.test:443")
     assert rules.check_sni(grant, "b.test") == other
-    by_rule = Refused(Reason.REFUSED_BY_RULE, "!bad.a.test")
+    by_rule = NetworkRefusal(Reason.REFUSED_BY_RULE, "!bad.a.test")
     assert rules.check_sni(grant, "bad.a.test") == by_rule
     grant = granted(rules.decide("b.test", 443))
     assert rules.check_sni(grant, "b.test") is None
-    other = Refused(Reason.TLS_OTHER_NAME, "c.test:443")
+    other = NetworkRefusal(Reason.TLS_OTHER_NAME, "c.test:443")
     assert rules.check_sni(grant, "c.test") == other
     assert not granted(rules.decide("c.test", 80)).checks_tls
 

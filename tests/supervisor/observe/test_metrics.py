@@ -13,7 +13,7 @@ import trio
 from hostlib.journal import Journal
 from supervisor.app import open_metrics
 from supervisor.config.metrics import MetricsSection, check_metrics
-from supervisor.fsproxy.ports import Account
+from supervisor.fsproxy.ports import TokenAccount
 from supervisor.observe.families import families
 from supervisor.observe.listener import MAX_CONNECTIONS, serve_metrics
 from supervisor.observe.registry import MAX_NAMES, attach_metrics
@@ -160,8 +160,8 @@ class Bank:
     def client_gone(self, client: object) -> None:
         del client
 
-    def accounts(self) -> list[Account]:
-        return [Account("all children", 30.0, 12.5, 100.0)]
+    def accounts(self) -> list[TokenAccount]:
+        return [TokenAccount("all children", 30.0, 12.5, 100.0)]
 
 
 async def test_accounts_of_a_service_are_told(stage: Stage) -> None:

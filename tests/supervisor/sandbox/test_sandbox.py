@@ -21,7 +21,7 @@ from supervisor.sandbox.plan import (
     named,
 )
 from supervisor.sandbox.shown_files import ShownFiles
-from supervisor.sandbox.view import Rule, View
+from supervisor.sandbox.view import PathRule, View
 from supervisor.sandbox.visible import view_of
 from supervisor.spawn.request import SpawnError
 from tests.helpers.spawning import ROOT
@@ -85,8 +85,8 @@ def test_root_s_files_are_shown_as_the_child_s_wherever_its_own_lie(
     (tmp_path / "work").mkdir()
     for cwd in (str(tmp_path / "work"), str(tmp_path)):
         rules = view_of("/bin/true", ShownFiles(cwd, own=(own,))).rules
-        assert Rule(cwd, "execute", mapped=True) in rules
-        assert Rule(own, "write") in rules
+        assert PathRule(cwd, "execute", mapped=True) in rules
+        assert PathRule(own, "write") in rules
 
 
 def test_what_loops_and_what_is_gone_is_left_out(tmp_path: Path) -> None:
@@ -111,7 +111,7 @@ def test_mounts_come_outer_ones_first_and_none_twice(tmp_path: Path) -> None:
 
 
 def test_links_beneath_a_mount_are_there_with_it() -> None:
-    view = View((Rule("/usr", "execute"),), (("/bin", "usr/bin"), ("/usr/x", "y")))
+    view = View((PathRule("/usr", "execute"),), (("/bin", "usr/bin"), ("/usr/x", "y")))
     assert view.symlinks(view.mounts()) == ((b"/bin", b"usr/bin"),)
 
 

@@ -7,10 +7,10 @@ import pytest
 
 from supervisor.sandbox.host_directories import Apart, Location, locations_of
 from supervisor.sandbox.shown_files import ShownFiles
-from supervisor.sandbox.view import Rule, View
+from supervisor.sandbox.view import PathRule, View
 from supervisor.sandbox.visible import view_of
 
-WORK = Rule("/w", "execute", mapped=True)
+WORK = PathRule("/w", "execute", mapped=True)
 BASE = Location("/w/tmp/base", (1, 2))
 STATE = Location("/w/state", (1, 3))
 
@@ -23,7 +23,7 @@ def trees(view: View) -> list[tuple[str, str, object]]:
 def test_what_is_hidden_comes_after_what_it_lies_in_and_before_what_lies_in_it() -> (
     None
 ):
-    own = (Rule("/w/tmp/base/tmp", "write"), Rule("/w/tmp/base/run", "write"))
+    own = (PathRule("/w/tmp/base/tmp", "write"), PathRule("/w/tmp/base/run", "write"))
     view = View((*own, WORK), (), "/w").hiding((BASE, STATE))
     assert trees(view) == [
         ("/w", "execute", True),
@@ -37,7 +37,7 @@ def test_what_is_hidden_comes_after_what_it_lies_in_and_before_what_lies_in_it()
 @pytest.mark.parametrize("kind", ["execute", "read"])
 def test_what_is_hidden_is_there_again_if_a_rule_names_it(kind: str) -> None:
     # Without what hides it, it would be there with what it lies in.
-    rules = (WORK, Rule("/w/state/bin", kind, mapped=True))
+    rules = (WORK, PathRule("/w/state/bin", kind, mapped=True))
     view = View(rules, (), "/w").hiding((STATE,))
     assert trees(view)[1:] == [
         ("/w/state", "hide", (1, 3)),
@@ -47,7 +47,9 @@ def test_what_is_hidden_is_there_again_if_a_rule_names_it(kind: str) -> None:
 
 
 def test_what_lies_in_nothing_that_is_seen_is_not_hidden() -> None:
-    view = View((Rule("/w/tmp/base/tmp", "write"), Rule("/w/tmp", "list")), (), "/x")
+    view = View(
+        (PathRule("/w/tmp/base/tmp", "write"), PathRule("/w/tmp", "list")), (), "/x"
+    )
     assert trees(view.hiding((BASE, STATE))) == [("/w/tmp/base/tmp", "write", False)]
 
 
@@ -55,7 +57,10 @@ def test_what_lies_in_nothing_that_is_seen_is_not_hidden() -> None:
 def test_a_working_directory_that_is_hidden_to_others_is_there_as_it_is(
     kind: str,
 ) -> None:
-    rules = (Rule("/w/state", kind, mapped=True), Rule("/w/other", kind, mapped=True))
+    rules = (
+        PathRule("/w/state", kind, mapped=True),
+        PathRule("/w/other", kind, mapped=True),
+    )
     view = View(rules, (), "/w/state").hiding((STATE,))
     assert trees(view) == [("/w/other", kind, True), ("/w/state", kind, False)]
 
@@ -74,7 +79,7 @@ def test_landlock_hears_nothing_of_it() -> None:
 
 def test_links_are_made_in_what_hides_but_not_in_what_is_seen() -> None:
     links = (("/w/a", "b"), ("/w/state/a", "b"), ("/w/state/bin/a", "b"), ("/a", "b"))
-    rules = (WORK, Rule("/w/state/bin", "execute", mapped=True))
+    rules = (WORK, PathRule("/w/state/bin", "execute", mapped=True))
     view = View(rules, links, "/w").hiding((STATE,))
     made = view.symlinks(view.mounts())
     assert made == ((b"/a", b"b"), (b"/w/state/a", b"b"))
@@ -85,7 +90,7 @@ def test_what_is_everybodys_keeps_its_owners(tmp_path: Path) -> None:
         tmp_path.chmod(mode)
         for own in ((), (str(tmp_path / "own"),)):
             rules = view_of("/bin/true", ShownFiles(str(tmp_path), own=own)).rules
-            assert Rule(str(tmp_path), "execute", mapped=mapped) in rules
+            assert PathRule(str(tmp_path), "execute", mapped=mapped) in rules
 
 
 # ------------------------------------------------------------------- where it is now

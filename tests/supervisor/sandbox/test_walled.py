@@ -24,7 +24,7 @@ from supervisor.sandbox.plan import (
     Machine,
     Profile,
     Walls,
-    Wanted,
+    WantedWalls,
     named,
 )
 from supervisor.sandbox.shown_files import ShownFiles
@@ -53,7 +53,7 @@ async def stage(places: Path) -> AsyncIterator[LauncherStage]:
         yield stage
 
 
-async def start(stage: LauncherStage, machine: Machine, wanted: Wanted) -> None:
+async def start(stage: LauncherStage, machine: Machine, wanted: WantedWalls) -> None:
     """Start a small program, and wait until nothing is left of it."""
     cwd_fd = os.open(wanted.files.cwd, os.O_PATH | os.O_DIRECTORY)
     try:
@@ -67,7 +67,7 @@ async def start(stage: LauncherStage, machine: Machine, wanted: Wanted) -> None:
 
 
 async def start_with_a_root(
-    stage: LauncherStage, machine: Machine, wanted: Wanted
+    stage: LauncherStage, machine: Machine, wanted: WantedWalls
 ) -> dict[str, str]:
     """Start it as its own user in a fresh root, if there is one; say what is lacking."""
     if machine.lacking.get("uid") is None:
@@ -101,7 +101,9 @@ async def test_a_working_directory_is_the_one_that_is_held(
     tmp_path: Path, stage: LauncherStage, monkeypatch: pytest.MonkeyPatch, instead: str
 ) -> None:
     root, machine = tmp_path / "root", Machine()
-    wanted = Wanted(AUTO, "none", ShownFiles(str(root / "sub"), shared=(str(root),)))
+    wanted = WantedWalls(
+        AUTO, "none", ShownFiles(str(root / "sub"), shared=(str(root),))
+    )
     lacking = await start_with_a_root(stage, machine, wanted)
 
     def swap() -> None:
@@ -126,7 +128,7 @@ async def test_a_link_in_a_working_directorys_place_refuses_one_start(
     tmp_path: Path, stage: LauncherStage, profile: Profile
 ) -> None:
     root, machine = tmp_path / "root", Machine()
-    wanted = Wanted(
+    wanted = WantedWalls(
         profile, "none", ShownFiles(str(root / "sub"), theirs={str(root): True})
     )
     wanted.bounds = GroupBounds(why_none="none here")
@@ -154,7 +156,7 @@ async def test_what_is_to_be_hidden_is_where_the_host_saw_it(
     tmp_path: Path, stage: LauncherStage, monkeypatch: pytest.MonkeyPatch, instead: str
 ) -> None:
     root, machine = tmp_path / "root", Machine()
-    wanted = Wanted(AUTO, "none", ShownFiles(str(root), shared=(str(root),)))
+    wanted = WantedWalls(AUTO, "none", ShownFiles(str(root), shared=(str(root),)))
     wanted.bounds = GroupBounds(why_none="none here")
     held = os.open(root / "sub", os.O_PATH)
     wanted.files.hidden = locations_of(held)
@@ -206,7 +208,9 @@ async def tried(
     launcher: Any, machine: Machine, cwd: Path, profile: Profile = AUTO
 ) -> Walls:
     request = SpawnRequest("/bin/true", ("true",), {}, 0, ())
-    wanted = Wanted(profile, "none", ShownFiles(str(cwd)), user=machine.take_user())
+    wanted = WantedWalls(
+        profile, "none", ShownFiles(str(cwd)), user=machine.take_user()
+    )
     _, walls = await sandbox_start.spawn(launcher, machine, request, wanted)
     return walls
 

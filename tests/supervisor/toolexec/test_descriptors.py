@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from supervisor.toolexec.output import quota as output_quota
-from supervisor.toolexec.output.quota import Quota
+from supervisor.toolexec.output.quota import LogQuota
 from supervisor.toolexec.slots import (
     MIN_CONNECTIONS,
     OF_EXECUTION,
     BusyError,
+    ConnectionPlaces,
     Descriptors,
-    Places,
     Slots,
 )
 from vfs.filesystem import Filesystem
@@ -65,7 +65,7 @@ def test_a_child_has_one_tool_in_any_case(fs: Filesystem) -> None:
 
 # spec E32
 def test_a_listener_has_a_few_connections_in_any_case(fs: Filesystem) -> None:
-    places = Places(Descriptors(fs))
+    places = ConnectionPlaces(Descriptors(fs))
     places.listeners = 1
     fs.set_aside(fs.spare)
     places.take(100)
@@ -89,7 +89,7 @@ def test_logs_give_way_where_descriptors_lack(
         quota.give_file(*kept.pop())
         return True
 
-    quota = Quota(10, give_one_up, held)
+    quota = LogQuota(10, give_one_up, held)
     fs.set_aside(fs.spare)
     held.hold(98)
     kept += [quota.open_file(str(tmp_path)) for _ in range(2)]
@@ -108,7 +108,7 @@ def test_a_file_that_is_closed_with_an_error_is_given_back(
     fs: Filesystem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
     held = Descriptors(fs)
-    quota = Quota(1 << 30, lambda: False, held)
+    quota = LogQuota(1 << 30, lambda: False, held)
     fd, share = quota.open_file(str(tmp_path))
     assert quota.take(size)
     with monkeypatch.context() as patch:

@@ -7,7 +7,7 @@ import pytest
 import trio
 
 from supervisor.spawn.request import SpawnRequest
-from supervisor.toolexec.door import Door, open_door
+from supervisor.toolexec.door import ToolDoor, open_door
 from tests.helpers.stage import Stage, stage
 from tests.helpers.toolruns import waiting_child
 
@@ -16,7 +16,7 @@ __all__ = ["stage"]
 pytestmark = pytest.mark.slow
 
 
-async def spoken(stage: Stage, door: Door, script: str) -> bytes:
+async def spoken(stage: Stage, door: ToolDoor, script: str) -> bytes:
     """Run a shell that has the door as FD 3; return what it printed."""
     reader, writer = os.pipe2(os.O_CLOEXEC)
     cwd_fd = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)

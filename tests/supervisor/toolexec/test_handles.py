@@ -12,8 +12,7 @@ import pytest
 import trio
 
 from protocol.toolexec.token import narrow_token
-from supervisor.llmfd import Settings as ContentSettings
-from supervisor.llmfd import Store
+from supervisor.llmfd import ContentSettings, Store
 from supervisor.llmfd.service import FdService
 from supervisor.toolexec.handles import make_handle
 from tests.helpers.command import SANDHOST, sandhost

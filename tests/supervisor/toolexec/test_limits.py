@@ -12,7 +12,7 @@ import pytest
 import trio
 
 from supervisor.toolexec import connection, server, slots
-from supervisor.toolexec.slots import BusyError, Descriptors, Places, Slots
+from supervisor.toolexec.slots import BusyError, ConnectionPlaces, Descriptors, Slots
 from tests.helpers.stage import eventually
 from tests.helpers.toolscene import (
     Scene,
@@ -289,7 +289,7 @@ def test_listeners_share_a_quarter_of_the_descriptors(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (160, 160))
-    places = Places(Descriptors(Filesystem()))
+    places = ConnectionPlaces(Descriptors(Filesystem()))
     places.listeners = 5
     places.taken = 39
     assert places.has_one(39)

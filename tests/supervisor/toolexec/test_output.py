@@ -322,15 +322,15 @@ async def test_on_a_full_disk_older_outputs_go_for_one_that_must_be_whole(
         data = scene.request(numbers(200_000), f"X-Aifo-Exec-Id: {name}")
         assert (await scene.say(data)).code == 0
     (owner,) = scene.tool.children.values()
-    disk, real = FullDisk(0), output_quota.Quota.give_up
+    disk, real = FullDisk(0), output_quota.LogQuota.give_up
 
-    def give_up(quota: output_quota.Quota) -> bool:
+    def give_up(quota: output_quota.LogQuota) -> bool:
         disk.room = 1 << 30
         return real(quota)
 
     monkeypatch.setattr(os, "pwrite", disk)
     monkeypatch.setattr(os, "splice", disk.splice)
-    monkeypatch.setattr(output_quota.Quota, "give_up", give_up)
+    monkeypatch.setattr(output_quota.LogQuota, "give_up", give_up)
     whole = await scene.say(scene.request(numbers(100_000), proto="1"))
     assert (whole.status, whole.body) == (200, printed(100_000))
     assert ("a" in owner.kept, "b" in owner.kept) == (False, True)

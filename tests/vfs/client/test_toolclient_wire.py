@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from vfs.client import tools_wire
-from vfs.client.tools_wire import Endpoint
+from vfs.client.tools_wire import ToolServer
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def listener(tmp_path: Path) -> Iterator[socket.socket]:
 
 def ask(where: Path) -> int:
     """Send a request, and return the status of the reply."""
-    endpoint = Endpoint(f"unix://{where}/sock", "t")
+    endpoint = ToolServer(f"unix://{where}/sock", "t")
     reply = endpoint.request(b"GET", b"/healthz", {}, b"", 10.0)
     try:
         return reply.status

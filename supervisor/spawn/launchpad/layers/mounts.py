@@ -69,7 +69,7 @@ class Made:
         self.command = command
 
 
-class Passed:
+class PassedDescriptors:
     """Descriptors that have come with an order.
 
     Attributes:
@@ -90,7 +90,7 @@ def build(
     made: Made,
     trees: tuple[Tree, ...],
     owners: int,
-    passed: Passed,
+    passed: PassedDescriptors,
     common: CommonRoot | None = None,
     *,
     fresh_proc: bool,
@@ -147,7 +147,7 @@ def build(
     return f"{count} places{_describe_left_out(held)}{without}"
 
 
-def _hold(tree: Tree, owners: int, passed: Passed) -> list[Held]:
+def _hold(tree: Tree, owners: int, passed: PassedDescriptors) -> list[Held]:
     """Hold what a tree is in the fresh root; arguments and errors as of ``build``."""
     path, kind, what = tree
     if kind == HIDE:

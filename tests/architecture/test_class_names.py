@@ -1,0 +1,49 @@
+"""Names of classes: one for one thing, but for those that are listed.
+
+With two of a name a reader has to look up which one is meant. The
+list only shrinks; a class that only its module uses has a name with an underscore.
+"""
+
+import ast
+from collections import Counter
+
+from tests.architecture.tree import parsed, product_files
+
+SHARED = {
+    4: ("Call "),
+    3: ("Change Command Connection Event Node Owner Reader UnavailableError Usage "),
+    2: (
+        "AccessDeniedError Action Backend Changes Child ChildRow ChildState "
+        "Client Commands Config ConnectionState Content Contents Endpoint Exec "
+        "Execution Family FramingError GoneError Holder InUseError Kept "
+        "KillArgs Member Model Moment NodeState Outbound Phase ProcessState "
+        "Program Read Refusal Reply Request Requests Rights Selection Server "
+        "Session Shared Start State Step Store ToolError Turn Write "
+    ),
+}
+"""Names that more than one class has, by the number of classes.
+
+Some are words of a wire or of a tool that a model calls (`Read`, `Exec`);
+some are the two ends of one thing (`Client`, `Execution`, `AccessDeniedError`).
+"""
+
+
+def shared_names() -> dict[str, int]:
+    """Return the public names that more than one class of the product has."""
+    names = Counter(
+        node.name
+        for path in product_files()
+        for node in ast.walk(parsed(path))
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    )
+    return {name: number for name, number in names.items() if number > 1}
+
+
+# house: one word for one thing.
+def test_a_class_has_a_name_of_its_own() -> None:
+    listed = {name: number for number, text in SHARED.items() for name in text.split()}
+    found = shared_names()
+    assert {n: k for n, k in found.items() if k > listed.get(n, 1)} == {}
+    assert {n: k for n, k in listed.items() if k > found.get(n, 1)} == {}, (
+        "fewer than listed: shorten the list"
+    )
