@@ -65,7 +65,7 @@ class AnyTool:
         """Nothing is."""
         return None
 
-    def hand_over(self) -> tuple[object, set[int]]:
+    def snapshot(self) -> tuple[object, set[int]]:
         """Have nothing to hand over."""
         return None, set()
 

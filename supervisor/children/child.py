@@ -525,7 +525,7 @@ class Child:
     async def _restore(
         self, state: ChildState, numbered: Numbered, stack: AsyncExitStack
     ) -> None:
-        """Take over the descriptors of the program before, for the same order of release."""
+        """Restore the descriptors of the program before, for the same order of release."""
         host = self._host
         if self._workspaces is not None:
             self._workspaces.restore(stack, state.held)
@@ -548,7 +548,7 @@ class Child:
             self.clients.hold_door(door, stack)
         for service in host.services:
             if isinstance(service, Portable):
-                await service.child_entered(self, stack)
+                await service.restore_child(self, stack)
         init = -1 if state.walls is None else state.walls.init
         self.process = host.launcher.restore_process(
             ProcessState(state.ident, state.pid, state.create_time, state.pidfd, init)
@@ -559,7 +559,7 @@ class Child:
     def _restore_walls(
         self, left: WallsState, held: Mapping[int, str], stack: AsyncExitStack
     ) -> None:
-        """Take over the walls that it runs in."""
+        """Restore the walls that it runs in."""
         self.walls = restore_walls(left)
         wanted, groups = restore_wanted(self._host, self.spec, left, stack)
         self.wanted = wanted

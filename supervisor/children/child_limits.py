@@ -41,7 +41,7 @@ class ChildLimits:
         self._refused_by_groups: dict[str, int] = {}
 
     def restore(self, groups: Groups) -> None:
-        """Take over the groups of a child that runs; their refusals were counted before."""
+        """Restore the groups of a child that runs; their refusals were counted before."""
         self.groups = groups
         self.look()
         self._refused_before = self._refused_by_groups

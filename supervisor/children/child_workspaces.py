@@ -200,7 +200,7 @@ class ChildWorkspaces:
             await in_thread(add_process, lock, (process.pid, process.create_time))
 
     def restore(self, stack: AsyncExitStack, left: Mapping[int, str]) -> None:
-        """Take over the descriptors of the program before, for the same order of release.
+        """Restore the descriptors of the program before, for the same order of release.
 
         Args:
             stack: closes them.

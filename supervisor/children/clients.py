@@ -119,7 +119,7 @@ class Clients:
         side: socket.socket | None,
         numbered: Numbered,
     ) -> None:
-        """Take over the conversations of a running child; `resume` serves them.
+        """Restore the conversations of a running child; `resume` serves them.
 
         Args:
             nursery: as for `open`.

@@ -286,7 +286,7 @@ class Daemon:
         """Serve the control socket, and start or take over the children."""
         await self._open_member(host, children, nursery, orders)
         if self._opened.left is not None:
-            await self._take_over(host, children, self._opened.left)
+            await self._restore(host, children, self._opened.left)
         await nursery.start(control)
         self._close_untaken(host)
         if self._opened.left is None:
@@ -344,17 +344,15 @@ class Daemon:
             variables=told | {VARIABLE: text_of(self._places)},
         )
 
-    async def _take_over(
-        self, host: Host, children: Children, left: DaemonState
-    ) -> None:
-        """Take over the children and orders of the program before."""
+    async def _restore(self, host: Host, children: Children, left: DaemonState) -> None:
+        """Restore the children and orders of the program before."""
         state = self._opened.host_state
         if state is None:
             raise HandoverError("a daemon without a host was handed over")
         for name, service_left in state.services.items():
             service = getattr(host.services, name, None)
             if isinstance(service, Portable):
-                await service.take_over(service_left)
+                await service.restore(service_left)
             else:
                 host.log.write("WARNING", f"No section for {name} any more: it is gone")
                 for fd in state.service_fds[name]:

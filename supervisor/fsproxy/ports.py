@@ -451,11 +451,11 @@ class Portable(Protocol):
     """
 
     def rest(self) -> None:
-        """Begin nothing more: new requests wait until ``go_on``."""
+        """Begin nothing more: new requests wait until ``resume``."""
         ...
 
-    def go_on(self) -> None:
-        """Go on: the host was not replaced."""
+    def resume(self) -> None:
+        """Begin new work again: the host was not replaced."""
         ...
 
     def busy(self) -> str | None:
@@ -466,7 +466,7 @@ class Portable(Protocol):
         """End slow work with an error; called until nothing is busy."""
         ...
 
-    def hand_over(self, stack: ExitStack) -> tuple[object, Collection[int]]:
+    def snapshot(self, stack: ExitStack) -> tuple[object, Collection[int]]:
         """Return its state as plain values, and descriptors; changes nothing.
 
         Args:
@@ -477,16 +477,16 @@ class Portable(Protocol):
         """
         ...
 
-    async def take_over(self, state: object) -> None:
-        """Take over the state of the program before; called before any child is restored."""
+    async def restore(self, state: object) -> None:
+        """Restore the state of the program before; called before any child is restored."""
         ...
 
-    async def child_entered(self, child: ChildView, stack: AsyncExitStack) -> None:
+    async def restore_child(self, child: ChildView, stack: AsyncExitStack) -> None:
         """Restore a running child; ``stack`` as for ``child_starting``."""
         ...
 
-    async def all_entered(self) -> None:
-        """Continue work that needs several children: all are restored."""
+    async def restore_rest(self) -> None:
+        """Restore the rest, which needs several children: all are restored."""
         ...
 
 

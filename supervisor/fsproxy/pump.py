@@ -126,7 +126,7 @@ class Pump:
         self._paused: trio.Event | None = None
 
     def pause(self) -> None:
-        """Stop taking requests until ``go_on``; running jobs continue."""
+        """Stop taking requests until ``unpause``; running jobs continue."""
         if self._paused is None:
             self._paused = trio.Event()
 
@@ -140,7 +140,7 @@ class Pump:
         """Whether its descriptors were given back."""
         return self.epoll.closed
 
-    def go_on(self) -> None:
+    def unpause(self) -> None:
         """Take requests again."""
         paused, self._paused = self._paused, None
         if paused is not None:

@@ -80,7 +80,7 @@ class DaemonSurroundings:
                 return f"child {kept.name} is being started or cleaned up"
         return None
 
-    def hand_over(self) -> tuple[dict[str, object], Collection[int]]:
+    def snapshot(self) -> tuple[dict[str, object], Collection[int]]:
         """Return its state as plain values, and its descriptors; changes nothing."""
         if self.orders.listener is None:
             raise HandoverError("the control socket is not served yet")

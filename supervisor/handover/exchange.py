@@ -196,9 +196,9 @@ async def _replace(
         await _rest(host, around)
         _exchange(host, program, around)
     finally:
-        host.pump.go_on()
+        host.pump.unpause()
         for service in portable:
-            service.go_on()
+            service.resume()
 
 
 # The next program
@@ -368,7 +368,7 @@ def _exchange(
     with ExitStack() as stack:
         _leave_services(host, state, fds, stack)
         if around is not None:
-            state.more, more_fds = around.hand_over()
+            state.more, more_fds = around.snapshot()
             fds.update(more_fds)
             env.update(around.variables)
         state.fds = sorted(fds)
@@ -401,7 +401,7 @@ def _leave_services(
     for name in SERVICES:
         service = getattr(host.services, name)
         if isinstance(service, Portable):
-            state.services[name], its_fds = service.hand_over(stack)
+            state.services[name], its_fds = service.snapshot(stack)
             state.service_fds[name] = sorted(its_fds)
             fds.update(its_fds)
 

@@ -82,7 +82,7 @@ async def restore_host(host: Host, state: HostState) -> list[Child]:
         await host.begin(child)
     for service in host.services:
         if isinstance(service, Portable):
-            await service.all_entered()
+            await service.restore_rest()
     await _end_untaken(host.launcher)
     host.fs.tables.sort_files()
     host.journal.write(

@@ -184,7 +184,7 @@ class KeptChild:
         return state
 
     def restore(self, state: KeptChildState, child: Child | None) -> None:
-        """Take over the state of the program before; ``run`` continues with it.
+        """Restore the state of the program before; ``run`` continues with it.
 
         Args:
             state: the record of the program before.

@@ -157,7 +157,7 @@ class LlmService:
         if self.endpoint is not None:
             self.endpoint.gate.shut()
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """Begin calls again."""
         if self.endpoint is not None:
             self.endpoint.gate.open()
@@ -167,7 +167,7 @@ class LlmService:
         if self.endpoint is not None:
             self.endpoint.interrupt()
 
-    def hand_over(self, stack: ExitStack) -> tuple[object, set[int]]:
+    def snapshot(self, stack: ExitStack) -> tuple[object, set[int]]:
         """Return the state of accounts, conversations and endpoint, and descriptors."""
         del stack
         accounts = self.models.accounts
@@ -193,7 +193,7 @@ class LlmService:
             plain[HANDED_OVER] = default.secrets[0]
         return plain, fds
 
-    async def take_over(self, state: object) -> None:
+    async def restore(self, state: object) -> None:
         """Restore the host's and named accounts; others wait for their clients.
 
         Limits are those of the present configuration.
@@ -201,7 +201,7 @@ class LlmService:
         left = self._left = read_state(state)
         await self.models.accounts.restore(left.period, left.root, left.children)
 
-    async def child_entered(self, child: ChildView, stack: AsyncExitStack) -> None:
+    async def restore_child(self, child: ChildView, stack: AsyncExitStack) -> None:
         """Restore the accounts of a child and of its nested clients."""
         if child.session is not None:
             await self.models.accounts.open(child, child.session.client)
@@ -221,12 +221,12 @@ class LlmService:
                     said = tuple(one.messages)
                     self.dialogues.kept.keep(client, one.name, said, one.size_chars)
 
-    async def all_entered(self) -> None:
+    async def restore_rest(self) -> None:
         """Restore the endpoint's connections, and begin calls."""
         self._left = None
         if self.endpoint is not None:
             self.endpoint.restore_connections()
-            self.go_on()
+            self.resume()
 
     def descriptors(self) -> Iterator[tuple[int, str]]:
         """Yield each descriptor, with a word for it."""

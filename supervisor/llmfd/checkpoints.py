@@ -452,7 +452,7 @@ class Checkpoints:
             read = partial(self._content, store, checkpoint=checkpoint)
             table = table_of(store, kept, read)
         try:
-            process.table.take_over(table)
+            process.table.adopt(table)
         finally:
             table.close()
         process.messages = kept.messages

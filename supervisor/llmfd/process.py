@@ -150,7 +150,7 @@ class Shared:
         self.temps = TempFiles(self.store, self.allowance)
 
     def snapshot(self) -> SharedState:
-        """Return it as ``FdService.take_over`` restores it."""
+        """Return it as ``FdService.restore`` restores it."""
         return SharedState(self.owner, self.temps.snapshot())
 
 

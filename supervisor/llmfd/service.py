@@ -263,7 +263,7 @@ class FdService:
     def rest(self) -> None:
         """Do nothing: the callers are conversations, which rest."""
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """Do nothing, as ``rest``."""
 
     def interrupt(self) -> None:
@@ -280,7 +280,7 @@ class FdService:
         if self.kept is not None:
             yield from self.kept.all()
 
-    def hand_over(self, stack: ExitStack) -> tuple[object, set[int]]:
+    def snapshot(self, stack: ExitStack) -> tuple[object, set[int]]:
         """Return contents, tables and conversations.
 
         Checkpoints are on the disk; the next program opens them again. A temporary
@@ -319,7 +319,7 @@ class FdService:
             ],
         )
 
-    async def take_over(self, state: object) -> None:
+    async def restore(self, state: object) -> None:
         """Hold the contents for the tables that are restored next."""
         left = read_state(state)
         if left is None:
@@ -332,7 +332,7 @@ class FdService:
             made.temps.restore(one.temps)
         self._restoring = _Restoring(left, memory, held, shared)
 
-    async def child_entered(self, child: ChildView, stack: AsyncExitStack) -> None:
+    async def restore_child(self, child: ChildView, stack: AsyncExitStack) -> None:
         """Restore the tables of a child; ``client_gone`` undoes it."""
         del stack
         restoring = self._restoring
@@ -360,7 +360,7 @@ class FdService:
         self.adopt(client, process)
         self.kept.keep(client, left.name, process, left.size_chars)
 
-    async def all_entered(self) -> None:
+    async def restore_rest(self) -> None:
         """Free contents without a holder."""
         restoring, self._restoring = self._restoring, None
         if restoring is not None:

@@ -321,7 +321,7 @@ class Store:
         return [blob.snapshot(memory) for blob in self.blobs.values()]
 
     def restore(self, left: list[BlobState], memory: MemoryFile) -> list[Blob]:
-        """Take over the contents of the program before; return them, held once.
+        """Restore the contents of the program before; return them, held once.
 
         Raises:
             HandoverError: one was not handed over whole.

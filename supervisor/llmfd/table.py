@@ -374,7 +374,7 @@ class FdTable:
             )
         return table
 
-    def take_over(self, other: FdTable) -> None:
+    def adopt(self, other: FdTable) -> None:
         """Hold the contents of another, unbounded table instead of its own.
 
         Raises:

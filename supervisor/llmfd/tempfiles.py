@@ -158,7 +158,7 @@ class TempFiles:
         return TempFilesState(self._made, files)
 
     def restore(self, state: TempFilesState) -> None:
-        """Take over the files of the program before."""
+        """Restore the files of the program before."""
         self._made = state.made
         for file_id, version, keys in state.files:
             content = self._store.content(keys)

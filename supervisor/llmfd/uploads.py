@@ -129,7 +129,7 @@ class Uploads:
         return BegunState(self.made, writers)
 
     def restore(self, state: BegunState, memory: MemoryFile) -> None:
-        """Take over the contents that the program before has begun.
+        """Restore the contents that the program before has begun.
 
         One that cannot be continued is dropped: its token is not known then.
         """

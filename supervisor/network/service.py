@@ -314,7 +314,7 @@ class NetworkService:
     def rest(self) -> None:
         """Do nothing: what comes until exec(2) is served still."""
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """Do nothing."""
 
     def busy(self) -> str | None:
@@ -324,7 +324,7 @@ class NetworkService:
     def interrupt(self) -> None:
         """Do nothing."""
 
-    def hand_over(self, stack: ExitStack) -> tuple[object, Collection[int]]:
+    def snapshot(self, stack: ExitStack) -> tuple[object, Collection[int]]:
         """Return each child's network without its connections; exec(2) resets those."""
         del stack
         state = NetworkState(
@@ -337,12 +337,12 @@ class NetworkService:
         fds = {fd for network in networks for fd in network.handed_over()}
         return msgspec.to_builtins(state), fds
 
-    async def take_over(self, state: object) -> None:
-        """Take what was left, each child's with the child."""
+    async def restore(self, state: object) -> None:
+        """Hold the networks of the program before until their children are restored."""
         self._left = state_from(state, NetworkState, "the network").children
 
-    async def child_entered(self, child: ChildView, stack: AsyncExitStack) -> None:
-        """Go on with a child's network."""
+    async def restore_child(self, child: ChildView, stack: AsyncExitStack) -> None:
+        """Restore a child's network."""
         keys, left = child.spec.network_keys, self._left.pop(child.id, None)
         if keys is None or left is None:
             return
@@ -360,7 +360,7 @@ class NetworkService:
             self._host.log.write("WARNING", text, child_id=child.id)
         return msgspec.structs.replace(keys, credentials=known)
 
-    async def all_entered(self) -> None:
+    async def restore_rest(self) -> None:
         """Do nothing: a network is one child's."""
 
 

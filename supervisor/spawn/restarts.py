@@ -246,7 +246,7 @@ class Restarts:
         )
 
     def restore(self, state: RestartsState) -> None:
-        """Go on where the program before has stopped."""
+        """Restore the restarts of the program before."""
         now = self._clock()
         self.total = state.total
         self._in_a_row = state.in_a_row

@@ -192,7 +192,7 @@ class Execution:
         return state, fds | {state.process.pidfd, state.pipe, state.line}
 
     def restore(self, state: ExecutionState) -> None:
-        """Take over the execution of the program before; then call ``run``.
+        """Restore the execution of the program before; then call ``run``.
 
         A ladder continues with its next step; a tool that was killed for a limit is
         killed again.

@@ -180,9 +180,9 @@ class ChildExecutions:
         return state, {listener_fd, *quota.descriptors()}
 
     def restore(self, state: ExecutionsState) -> list[Execution]:
-        """Take over the state of the program before; return its executions in order.
+        """Restore the state of the program before; return its executions in order.
 
-        They stay at rest until ``go_on``.
+        They stay at rest until ``resume``.
         """
         self.quota.restore(state.used_bytes, state.spare)
         return [self._restore_execution(one) for one in state.executions]
@@ -205,7 +205,7 @@ class ChildExecutions:
             self.kept[state.key] = execution
         return execution
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """Run the executions of the program before."""
         for execution in self.live.values():
             if self.nursery is not None:

@@ -141,7 +141,7 @@ class Routes(Protocol):
         """Return what must end before a hand-over; None if nothing must."""
         ...
 
-    def hand_over(self) -> tuple[object, set[int]]:
+    def snapshot(self) -> tuple[object, set[int]]:
         """Return their state as plain values, and descriptors; changes nothing."""
         ...
 
@@ -163,7 +163,7 @@ class NoSidecars:
         """Return None."""
         return None
 
-    def hand_over(self) -> tuple[object, set[int]]:
+    def snapshot(self) -> tuple[object, set[int]]:
         """Return nothing."""
         return None, set()
 

@@ -108,7 +108,9 @@ class Server:
             places.listeners -= 1
             places.descriptors.hold(-1)
 
-    def go_on(self, connection: Connection, task: Task | None, unsent: bytes) -> None:
+    def resume_connection(
+        self, connection: Connection, task: Task | None, unsent: bytes
+    ) -> None:
         """Continue a connection of the program before; see ``Connection.serve``."""
         if self.nursery is None:
             raise RuntimeError("a server that does not run has no connections")

@@ -204,7 +204,7 @@ class ToolExec:
         """Let new requests wait."""
         self.context.gate.shut()
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """Answer the requests that have waited."""
         self.context.gate.open()
 
@@ -219,7 +219,7 @@ class ToolExec:
     def interrupt(self) -> None:
         """Do nothing: its work ends by itself or is handed over."""
 
-    def hand_over(self, stack: ExitStack) -> tuple[object, set[int]]:
+    def snapshot(self, stack: ExitStack) -> tuple[object, set[int]]:
         """Return listeners, tokens, executions, connections, sidecars."""
         del stack
         leaving = _Leaving()
@@ -233,17 +233,17 @@ class ToolExec:
             for server in self.servers
             for connection in server.everybody()
         ]
-        sidecars, sidecar_fds = self.context.routes.hand_over()
+        sidecars, sidecar_fds = self.context.routes.snapshot()
         children = list(leaving.children.values())
         state = ToolExecState(shared, children, connections, sidecars)
         fds = leaving.fds | sidecar_fds | {*shared, *(one.fd for one in connections)}
         plain = msgspec.to_builtins(state, builtin_types=(bytes,))
         return plain, {fd for fd in fds if fd >= 0}
 
-    async def take_over(self, state: object) -> None:
+    async def restore(self, state: object) -> None:
         """Do nothing: ``open_shared`` has taken the listeners."""
 
-    async def child_entered(self, child: ChildView, stack: AsyncExitStack) -> None:
+    async def restore_child(self, child: ChildView, stack: AsyncExitStack) -> None:
         """Restore a child's executions."""
         among = () if self.left is None else self.left.children
         state = next((one for one in among if one.id == child.id), None)
@@ -263,7 +263,7 @@ class ToolExec:
         self.context.tokens.adopt(state.token, executions)
         self.give_token(executions, state.token, stack)
 
-    async def all_entered(self) -> None:
+    async def restore_rest(self) -> None:
         """Continue the connections, and answer requests."""
         left, self.left = self.left, None
         for state in () if left is None else left.connections:
@@ -271,9 +271,9 @@ class ToolExec:
         if left is not None:
             # Only now may more be kept: their readers hold what they have not taken.
             for executions in self.children.values():
-                executions.go_on()
+                executions.resume()
         self.entered.clear()
-        self.go_on()
+        self.resume()
 
     def _restore_connection(self, state: ConnectionState) -> None:
         """Continue a connection; close it if its child has ended meanwhile."""
@@ -290,7 +290,7 @@ class ToolExec:
         # No bound: no more of those that were handed over come.
         connection = Connection(self.context, sock, server.heads, hold_no_place)
         connection.restore(state, owner)
-        server.go_on(connection, task, state.unsent)
+        server.resume_connection(connection, task, state.unsent)
 
     def _server_of(self, state: ConnectionState) -> Server | None:
         if not state.server:

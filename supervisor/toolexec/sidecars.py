@@ -147,7 +147,7 @@ class Sidecars:
                 return f"the engine of sidecar {sidecar.name} is being asked"
         return None
 
-    def hand_over(self) -> tuple[object, set[int]]:
+    def snapshot(self) -> tuple[object, set[int]]:
         """See ``routes.Routes``."""
         left, fds = SidecarsState(), set()
         if self.state is not None:

@@ -98,7 +98,7 @@ class DirectoryRoutes:
         """Nothing is."""
         return None
 
-    def hand_over(self) -> tuple[object, set[int]]:
+    def snapshot(self) -> tuple[object, set[int]]:
         """Have nothing to hand over."""
         return None, set()
 

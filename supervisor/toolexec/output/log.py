@@ -140,7 +140,7 @@ class OutputLog:
         )
 
     def restore(self, state: LogState) -> None:
-        """Take over the log of the program before.
+        """Restore the log of the program before.
 
         Raises:
             HandoverError: this program knows no such log.

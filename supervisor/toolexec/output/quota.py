@@ -63,7 +63,7 @@ class LogQuota:
         return self._spare
 
     def restore(self, used_bytes: int, spare: tuple[int, int] | None) -> None:
-        """Take over the share and the spare file of the program before."""
+        """Restore the share and the spare file of the program before."""
         self.used_bytes, self._spare = used_bytes, spare
         self._descriptors.hold(len(self.descriptors()))
 

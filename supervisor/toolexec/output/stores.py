@@ -290,7 +290,7 @@ class File:
         )
 
     def restore(self, state: StoreState) -> None:
-        """Take over the progress of the program before."""
+        """Restore the progress of the program before."""
         self.ring_bytes = state.ring_bytes
         self._length, self._allowed = state.length, state.allowed
 

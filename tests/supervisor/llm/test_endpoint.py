@@ -665,7 +665,7 @@ async def test_calls_wait_until_all_that_was_handed_over_is_there(
             with trio.move_on_after(0.1):
                 heard = await stream.receive_some(100)
             assert heard == b""
-            await stage.llm.all_entered()
+            await stage.llm.restore_rest()
             assert b" 401 " in await stream.receive_some(100)
         monkeypatch.undo()
 

@@ -190,7 +190,7 @@ async def test_accounts_of_children_are_handed_over(
             where, state_dir=directory, quota={"window": window}
         ) as stage:
             if state is not None:
-                await stage.llm.take_over(state)
+                await stage.llm.restore(state)
             child = await stage.llm.models.accounts.spending.node_of_child("a")
             if state is None:
                 child.reserve(0, 1, Weights()).settle(Usage(10, 0))
@@ -199,7 +199,7 @@ async def test_accounts_of_children_are_handed_over(
             assert (child.tokens.used, child.calls.used) == (10.0, 1)
             assert (child.factor("m"), child.refusals) == (3.0, 2)
             assert stage.llm.models.accounts.root.tokens.used == 10.0
-            state, fds = stage.llm.hand_over(ExitStack())
+            state, fds = stage.llm.snapshot(ExitStack())
             assert not fds
             assert isinstance(state, dict)
 

@@ -101,7 +101,7 @@ def test_what_is_beyond_a_bound_that_has_shrunk_may_be_given_up() -> None:
         made.add_text(text, "test")
     allowance.limit = 8  # another configuration, an exchange of the program later
     assert ask(made, "keep_fds", fds=["fd:1", "fd:2"]).get("count") == "2"
-    made.table.take_over(FdTable(made.shared.store))
+    made.table.adopt(FdTable(made.shared.store))
     assert allowance.used == 0
 
 
@@ -114,10 +114,10 @@ def test_a_table_that_is_too_large_takes_the_place_of_none() -> None:
         for text in texts:
             other.add(store.put(text.encode()), "test", 4000)
         if is_good:
-            made.table.take_over(other)
+            made.table.adopt(other)
         else:
             with pytest.raises(FdError):
-                made.table.take_over(other)
+                made.table.adopt(other)
             assert allowance.used == 5
         other.close()
     assert allowance.used == 9

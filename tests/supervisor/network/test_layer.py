@@ -293,12 +293,12 @@ async def test_what_is_held_of_a_child_is_handed_over(scene: Scene) -> None:
     assert SERVICES[0] == "network"
     assert scene.stage.host.services.network is scene.service
     with ExitStack() as stack:
-        assert scene.service.hand_over(stack) == ({"children": {}}, set())
+        assert scene.service.snapshot(stack) == ({"children": {}}, set())
         puppet = await scene.puppet()
-        _, fds = scene.service.hand_over(stack)
+        _, fds = scene.service.snapshot(stack)
         assert set(fds) == scene.held()
         await puppet.kill()
-        assert scene.service.hand_over(stack) == ({"children": {}}, set())
+        assert scene.service.snapshot(stack) == ({"children": {}}, set())
 
 
 # spec NET12, NET4: an address that is allowed live gets a route in the namespace.

@@ -352,7 +352,7 @@ async def test_a_tool_that_passed_a_limit_is_killed_by_the_next_program(
         (running,) = owner.live.values()
         running.passed = "bytes"
         running.end(AT_ONCE)
-        state, _ = scene.tool.hand_over(ExitStack())
+        state, _ = scene.tool.snapshot(ExitStack())
     left = read_state(state)
     assert left is not None
     (handed,) = [one for child in left.children for one in child.executions]

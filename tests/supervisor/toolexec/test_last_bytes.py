@@ -115,7 +115,7 @@ async def test_the_rest_is_sent_by_the_next_program(scene: Scene) -> None:
     async with begun(scene) as (sock, server, connection):
         first = await receive(sock, 1000)
         assert scene.tool.busy() is None
-        plain, fds = scene.tool.hand_over(ExitStack())
+        plain, fds = scene.tool.snapshot(ExitStack())
         (state,) = msgspec.convert(plain, ToolExecState).connections
         assert (state.task, state.received, state.is_refused) == (None, b"", False)
         assert state.unsent == bytes(connection.wire.unsent)
@@ -124,6 +124,6 @@ async def test_the_rest_is_sent_by_the_next_program(scene: Scene) -> None:
         connection.scope.cancel()
         await eventually(lambda: not server.connections)
         scene.tool.left = ToolExecState([], [], [state])
-        await scene.tool.all_entered()
+        await scene.tool.restore_rest()
         check(first + await receive_all(sock))
         await eventually(lambda: not server.connections)

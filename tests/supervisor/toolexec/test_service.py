@@ -237,5 +237,5 @@ async def test_requests_wait_until_all_that_was_handed_over_is_there(
             await trio.testing.wait_all_tasks_blocked(0.05)
             with pytest.raises(BlockingIOError):
                 sock.recv(1)
-            await tool.all_entered()
+            await tool.restore_rest()
             assert parse(await receive_all(sock)).status == 401
