@@ -3,7 +3,8 @@
 `tests.helpers.fleetmachines` makes the machines. Doors and control sockets are asked from
 this program, which is on none of them: a path of a socket is reached from any net
 namespace. Beside the fleet stand, from the same run, its daemons without it, and Ray's own
-actors (`fleet_ray`). `--kills` kills nodes of a further fleet (`fleet_kills`). Needs root.
+actors (`fleet_ray`). `--kills` kills nodes of a further fleet (`fleet_kills`), and ends
+each part of another one (`fleet_ends`). Needs root.
 """
 
 import statistics
@@ -16,6 +17,7 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
+from benchmarks.fleet_ends import rows_of_ends
 from benchmarks.fleet_kills import AIMED, rows_of_kills
 from benchmarks.fleet_ray import rows_of_ray
 from benchmarks.measure import MeasureError, in_turn, percentile, run, workplace
@@ -91,6 +93,8 @@ def main(argv: Sequence[str] = ()) -> int:
     except (AssertionError, ControlError, MeasureError) as why:
         rows = [Row("a fleet", None, "", detail=str(why))]
     rows += rows_of_kills(given.kills)
+    if given.kills:
+        rows += rows_of_ends()
     report = Report(NAME, METHOD, given.rounds, rows)
     return report.publish(save=given.save, strict=given.strict)
 

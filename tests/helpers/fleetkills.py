@@ -133,11 +133,13 @@ class Fleet:
     Attributes:
         head: has room for all children.
         others: die.
+        all: of these, the head first.
         figures: by kind.
         reached: its address, and the file of its token.
     """
 
     def __init__(self, found: tuple[Machine, ...], shared: Path) -> None:
+        self.all = found
         self.head, *self.others = found
         self.figures = {kind: Figures() for kind in KILLS}
         self._shared = shared
@@ -181,13 +183,17 @@ class Fleet:
         state, number = row.get("state"), row.get("incarnation", 0)
         return number > 1 or state in {"waiting", "placing", "lost"}
 
-    def _is_up(self, machine: Machine) -> bool:
+    def tables(self) -> dict[str, Any]:
+        """Return `fleet ps`; nothing where the directory does not answer."""
         with suppress(ControlError):
-            nodes = self._ask("ps")["nodes"]
-            return any(
-                (node["name"], node["state"]) == (machine.name, "up") for node in nodes
-            )
-        return False
+            return dict(self._ask("ps"))
+        return {}
+
+    def _is_up(self, machine: Machine) -> bool:
+        nodes = self.tables().get("nodes", ())
+        return any(
+            (node["name"], node["state"]) == (machine.name, "up") for node in nodes
+        )
 
     def _wait(self, awaited: str, is_so: Callable[[], object]) -> None:
         """Wait until something is so.
@@ -243,7 +249,7 @@ class Fleet:
         self._wait(f"{name} has ended", partial(self._is, name, state="ended"))
         numbers = [int(word) for word in lines.read_text().split()]
         remains = Remains(name, numbers != sorted(numbers))
-        for one in (self.head, *self.others):
+        for one in self.all:
             remains.left += [f"process {pid}" for pid in one.pids(str(lines))]
             remains.left += os.listdir(f"/proc/{one.init}/root/dev/shm")
             try:
@@ -264,7 +270,7 @@ class Fleet:
         lines = self.start(machine, name)
         with killed(self.head, kind):
             pause(STOPPED_S if kind.startswith("stop") else 0.0)
-        for one in (self.head, *self.others):
+        for one in self.all:
             self._wait(f"{one.name} is up", partial(self._is_up, one))
         self.end(machine, name, lines)
 

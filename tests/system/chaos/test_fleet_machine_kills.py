@@ -9,7 +9,6 @@ Times are printed, and not judged: they are those of a machine where much else r
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -17,6 +16,7 @@ import pytest
 
 from supervisor.cluster import ray_processes
 from tests.helpers import fleetkills
+from tests.helpers.fleetends import DRIVER, ENDS, RAY, driver, end_part
 from tests.helpers.fleetkills import (
     Fleet,
     host,
@@ -83,15 +83,13 @@ def test_no_child_runs_twice_when_its_head_is_killed() -> None:
             fleet.kill_head(kind, number)
 
 
-RAY = SANDHOST.with_name("ray")
-
-DRIVER = """
-import sys, time, ray
-ray.init(address=sys.argv[1], namespace=sys.argv[2], log_to_driver=False)
-held = ray.get_actor(sys.argv[3])
-print("holds", flush=True)
-time.sleep(100000)
-"""
+# spec FL8
+def test_tables_are_true_after_the_end_of_each_part(
+    tell: Callable[[str], None],
+) -> None:
+    with fleet_of("a", "b") as fleet:
+        for number, kind in enumerate(ENDS):
+            tell(f"{kind}: {end_part(fleet, kind, number)}")
 
 
 # spec FL8
@@ -99,20 +97,8 @@ def test_a_driver_that_is_killed_takes_nothing_along() -> None:
     with fleet_of("a", "b") as fleet:
         machine = fleet.others[0]
         lines = fleet.start(machine, "b-driver")
-        address, token = fleet.reached
-        words = (sys.executable, "-c", DRIVER, address, "sandhost-fleet", "directory")
-        with subprocess.Popen(
-            machine.words(*words),
-            stdout=subprocess.PIPE,
-            env=ray_processes.environment(token),
-        ) as outer:
-            assert outer.stdout is not None
-            said = outer.stdout.readline()
-            while said and said != b"holds\n":
-                said = outer.stdout.readline()
-            assert said
-            (driver,) = (pid for pid in machine.pids(DRIVER) if pid != outer.pid)
-            os.kill(driver, signal.SIGKILL)
+        with driver(fleet, machine, "b-held") as pid:
+            os.kill(pid, signal.SIGKILL)
         until(lambda: not machine.pids(DRIVER))
         assert machine.states() == {"a": "up", "b": "up"}
         assert lines.read_bytes().endswith(b"1\n")
