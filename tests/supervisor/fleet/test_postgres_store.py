@@ -146,8 +146,8 @@ def test_two_schemas_of_one_database_are_two_stores(server: postgres.Server) -> 
 
 HOLDER = """
 import signal, sys
-from supervisor.fleet.postgres_store import Bounds, PostgresStore
-store = PostgresStore(sys.argv[1], Bounds(silent_s=float(sys.argv[2])))
+from supervisor.fleet.postgres_store import TimeBounds, PostgresStore
+store = PostgresStore(sys.argv[1], TimeBounds(silent_s=float(sys.argv[2])))
 print("open", flush=True)
 sys.stdin.readline()
 store.put([])

@@ -46,7 +46,7 @@ def build(*trees, links=()):
     namespaces.enter("mountns")
     trees = tuple((os.fsencode(path), kind, known(path, kind)) for path, kind in trees)
     links = tuple((os.fsencode(a), os.fsencode(b)) for a, b in links)
-    passed = mounts.Passed((), -1, -1)
+    passed = mounts.PassedDescriptors((), -1, -1)
     mounts.build(mounts.Made(links, ()), trees, -1, passed, fresh_proc=False)
 """
 
@@ -313,7 +313,7 @@ def overlaid(path, own):
     namespaces.enter("mountns")
     trees = ((os.fsencode(root), "write", False),
              (os.fsencode(root + path), "overlay", os.fsencode(root + own)))
-    passed = mounts.Passed((), -1, -1)
+    passed = mounts.PassedDescriptors((), -1, -1)
     mounts.build(mounts.Made((), ()), trees, -1, passed, fresh_proc=False)
     os.chdir(root + path)
 make_overlay = overlay.make_overlay
@@ -417,7 +417,7 @@ def build_later(tree, *, files=(), links=(), meanwhile=lambda: None):
     trees = ((os.fsencode(tree), "execute", False),)
     common = common_root.make_common_root(trees, ())
     meanwhile()
-    passed = mounts.Passed((), -1, -1)
+    passed = mounts.PassedDescriptors((), -1, -1)
     made = mounts.Made(links, files)
     mounts.build(made, trees, -1, passed, common, fresh_proc=False)
 """
