@@ -26,14 +26,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import trio
 
-from hostlib.activation import take_activated
 from hostlib.handover import HandoverError
 from hostlib.journal import KEEP, MAX_BYTES, SegmentJournal
 from hostlib.keys import KeyFileError, identify_key_file, restore_environment
 from hostlib.log import Log
 from hostlib.messages import set_json_log
-from hostlib.sd_notify import Notifier, watchdog_interval_s
 from hostlib.segments import Segments
+from hostlib.systemd import Notifier, take_activated, watchdog_interval_s
 from hostlib.user_values import parse_size
 from supervisor.app import NOTHING, offered, open_metrics
 from supervisor.config.child import longest_chain

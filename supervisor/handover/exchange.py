@@ -36,7 +36,7 @@ from supervisor.spec import minimal_env
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from hostlib.sd_notify import Notifier
+    from hostlib.systemd import Notifier
     from supervisor.children.child import Child
     from supervisor.control.server import Orders
     from supervisor.handover.daemon import DaemonSurroundings

@@ -19,7 +19,7 @@ from supervisor.usage.limits import needs_process_count
 from supervisor.usage.samples import Watcher
 
 if TYPE_CHECKING:
-    from hostlib.sd_notify import Notifier
+    from hostlib.systemd import Notifier
     from supervisor.host import Host
     from supervisor.usage.samples import ProcessIdentity, Samples
 

@@ -1,34 +1,52 @@
 """The part of an order for the layers that a child is to put on.
 
 The words of each layer, as ``launchpad.child`` takes them, for a child and for a
-process that has nothing of any child's.
+process that has nothing of any child's; the files that a fresh root has of its own: those
+of ``/etc``, and the command ``sandhost`` where the machine has none.
+
+Rule: files of ``/etc`` say nothing of the host's users, nor which machine this is.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+import shlex
+import sys
 from dataclasses import replace
+from functools import cache
 from typing import TYPE_CHECKING, cast
 
 from supervisor.sandbox import seccomp_filter
 from supervisor.sandbox import visible as sandbox_paths
-from supervisor.sandbox.command import command_of
-from supervisor.sandbox.etc_files import files_of, resolver_files
 from supervisor.sandbox.groups import as_pair
 from supervisor.spawn.launchpad.layers.fresh_root import HIDE
 from supervisor.spawn.launchpad.words import HELD, JOINED, NET, OVERLAY, USERS, VIEW
 from supervisor.spawn.request import SpawnError
-from vfs.mounts import other_names
+from vfs.mounts import has_mounts_within, other_names
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
 
-    from supervisor.sandbox.etc_files import OwnFiles
     from supervisor.sandbox.plan import WantedWalls
     from supervisor.sandbox.shown_files import ShownFiles
     from supervisor.sandbox.view import View
     from supervisor.spawn.launchpad.layers.fresh_root import Tree
+
+OwnFiles = tuple[tuple[bytes, bytes], ...]
+"""(path, content) of each."""
+
+_USER = "child"
+"""Name of the child's user and group, where they are not root's."""
+
+_NOBODY = 65534
+
+_COMMAND_PLACE = "/usr/local/bin"
+"""The directory of the command: on everybody's PATH, and in no distribution's hands."""
+
+_COMMAND = "sandhost"
+_MOST_FIRST_LINE_BYTES = 127
+"""Of a ``#!`` line, for every kernel: execve(2)."""
 
 
 def layers_on_the_wire(
@@ -59,7 +77,7 @@ def layers_on_the_wire(
             raise _process_order(files.cwd, view.cwd)
         made = (
             _own_files(layers, wanted, home),
-            command_of() if wanted.has_command else b"",
+            _command() if wanted.has_command else b"",
         )
         walls = _walls(view, layers, wanted, made, no_internet=no_internet)
         found.update(walls)
@@ -109,10 +127,10 @@ def _own_files(layers: Collection[str], wanted: WantedWalls, home: str) -> OwnFi
     """Return the child's own files of ``/etc``; none without a fresh root."""
     if "mountns" not in layers:
         return ()
-    more = resolver_files(os.uname().nodename) if wanted.is_served else ()
+    more = _resolver_files(os.uname().nodename) if wanted.is_served else ()
     if "uid" in layers and wanted.user is not None:
-        return (*files_of(wanted.user, wanted.user, home), *more)
-    return (*files_of(os.geteuid(), os.getegid(), home), *more)
+        return (*_user_files(wanted.user, wanted.user, home), *more)
+    return (*_user_files(os.geteuid(), os.getegid(), home), *more)
 
 
 def common_layers(layers: Mapping[str, object]) -> dict[str, object]:
@@ -216,3 +234,84 @@ def _directory_error(path: str) -> SpawnError:
     )
     text = f"cannot start a child: cannot use the working directory {path!r}: {why}"
     return SpawnError(errno.ELOOP, "cwd", text, why)
+
+
+def _user_files(uid: int, gid: int, home: str) -> OwnFiles:
+    """Return the files that name a child's user.
+
+    Args:
+        uid: as the child sees its number.
+        gid: as above.
+        home: its HOME.
+    """
+    if not home.startswith("/") or {":", "\n"} & set(home):  # passwd(5) cannot say it
+        home = "/"
+    own = f"{_USER}:x:{uid}:{gid}:{_USER}:{home}:/bin/sh"
+    root = "root:x:0:0:root:/root:/bin/sh"
+    if uid == 0:
+        root, own = f"root:x:0:{gid}:root:{home}:/bin/sh", ""
+    nobody = f"nobody:x:{_NOBODY}:{_NOBODY}:nobody:/nonexistent:/usr/sbin/nologin"
+    own_group = f"{_USER}:x:{gid}:" if gid != 0 else ""
+    contents = {
+        "passwd": _lines(root, own, nobody),
+        "group": _lines("root:x:0:", own_group, f"nogroup:x:{_NOBODY}:"),
+        "machine-id": _lines(os.urandom(16).hex()),
+        "subuid": b"",
+        "subgid": b"",
+    }
+    return tuple(
+        (f"/etc/{name}".encode(), content) for name, content in contents.items()
+    )
+
+
+def _resolver_files(host_name: str) -> OwnFiles:
+    """Return the files by which names are looked up where the host answers (NET4).
+
+    Args:
+        host_name: of the child.
+    """
+    own = "" if host_name in {"", "localhost"} else f" {host_name}"
+    contents = {
+        "resolv.conf": _lines("nameserver 127.0.0.1", "options ndots:1"),
+        "hosts": _lines(f"127.0.0.1 localhost{own}", f"::1 localhost{own}"),
+        "nsswitch.conf": _lines(
+            *(f"{kind}: files" for kind in ("passwd", "group", "shadow")),
+            "hosts: files dns",
+            *(f"{kind}: files" for kind in ("networks", "protocols", "services")),
+        ),
+    }
+    return tuple(
+        (f"/etc/{name}".encode(), content) for name, content in contents.items()
+    )
+
+
+def _lines(*lines: str) -> bytes:
+    return b"".join(os.fsencode(line) + b"\n" for line in lines if line)
+
+
+def _command() -> bytes:
+    """Return the program of the command; b"" where none is to be added.
+
+    The place has one, or cannot have one: an overlay shows nothing of what is mounted in the place, so there it is left alone.
+    """
+    if os.path.lexists(f"{_COMMAND_PLACE}/{_COMMAND}") or has_mounts_within(
+        _COMMAND_PLACE
+    ):
+        return b""
+    return _program()
+
+
+@cache
+def _program() -> bytes:
+    packages = os.path.abspath(__file__).rpartition("/supervisor/")[0]  # noqa: PTH100 - text
+    # Isolated: neither PYTHONPATH nor a directory of the child's names its modules.
+    first = f"#!{sys.executable} -I"
+    code = (
+        f"import sys; sys.path.append({packages!r}); sys.argv[0] = {_COMMAND!r}\n"
+        "from supervisor.__main__ import main\n"
+        "main()\n"
+    )
+    if len(os.fsencode(first)) > _MOST_FIRST_LINE_BYTES or " " in sys.executable:
+        words = shlex.join([sys.executable, "-I", "-c", code])
+        return os.fsencode(f'#!/bin/sh\nexec {words} "$@"\n')
+    return os.fsencode(f"{first}\n{code}")

@@ -35,7 +35,6 @@ from supervisor.spawn.launchpad.layers import (
     mounts,
     namespaces,
     privileges,
-    seccomp,
 )
 from supervisor.spawn.launchpad.layers.fresh_root import PartError
 from supervisor.spawn.launchpad.order import (
@@ -374,7 +373,7 @@ def _drop_capabilities(order: Order, _nothing: None) -> str:
 
 
 def _filter_calls(_order: Order, code: bytes) -> str:
-    return seccomp.apply(code)
+    return privileges.install_filter(code)
 
 
 def _report(order: Order, _launchpad: int) -> None:

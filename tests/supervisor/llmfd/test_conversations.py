@@ -10,9 +10,15 @@ import trio
 import trio.testing
 
 from supervisor.llmfd import Json, LlmFd, Process
-from supervisor.llmfd.prompt import INSTRUCTIONS, enrich, instructions
 from supervisor.llmfd.table import FdTable
-from supervisor.llmfd.toolloop import MOST_ROUNDS, ModelError, ModelReply
+from supervisor.llmfd.toolloop import (
+    INSTRUCTIONS,
+    MOST_ROUNDS,
+    ModelError,
+    ModelReply,
+    enrich,
+    instructions,
+)
 from tests.helpers.contents import asking, failed, text_of
 from tests.helpers.sessions import Hall, hall
 from tests.supervisor.llmfd.conversing import Make, Message, calling, scene, words

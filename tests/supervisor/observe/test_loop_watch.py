@@ -8,7 +8,7 @@ import pytest
 import trio
 import trio.testing
 
-from hostlib.sd_notify import Notifier, watchdog_interval_s
+from hostlib.systemd import Notifier, watchdog_interval_s
 from supervisor.observe.loop import Conditions
 from supervisor.observe.registry import LAG_WARNING_S, attach_metrics
 from supervisor.usage.samples import Sample, Samples, Watcher

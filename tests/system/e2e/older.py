@@ -4,11 +4,11 @@ from supervisor.sandbox import seccomp_filter
 from tests.helpers.steps import Steps, steps_before
 
 OLDER = """
-from supervisor.spawn.launchpad.layers import seccomp
+from supervisor.spawn.launchpad.layers import privileges
 from supervisor.spawn.launchpad.layers.privileges import forbid_new_privileges
 if os.geteuid():
     forbid_new_privileges()
-seccomp.apply(bytes.fromhex(args[0]))
+privileges.install_filter(bytes.fromhex(args[0]))
 """
 
 

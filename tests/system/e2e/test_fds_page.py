@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from supervisor.llmfd import TOOLS
-from supervisor.llmfd.prompt import INSTRUCTIONS
+from supervisor.llmfd.toolloop import INSTRUCTIONS
 from tests.helpers.command import SANDHOST, sandhost
 
 DOCS = Path(__file__).parents[3] / "docs"

@@ -210,7 +210,7 @@ def _show_programs(top: int) -> str:
     """Lay a directory of ours over the machine's own programs; say why not, if not.
 
     They stay beneath, and a name that is the machine's already is not taken: its host has
-    looked (``sandbox.command``).
+    looked (``sandbox.orders``).
     """
     # "." is the place itself, which as a path could lead out of the fresh root.
     how = b"lowerdir=/proc/self/fd/%d%b:." % (top, _PROGRAMS)

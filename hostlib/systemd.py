@@ -1,17 +1,18 @@
-"""Messages to the service manager: ready, reloading, stopping (sd_notify(3)).
+"""The service manager: messages to it, and the sockets that it opens for the host.
 
-Each is one datagram to the socket that ``$NOTIFY_SOCKET`` names.
-
-Rules of this file.
+A message (ready, reloading, stopping) is one datagram to ``$NOTIFY_SOCKET``; sockets come
+as descriptors from 3 on. Sources: sd_notify(3), sd_listen_fds(3).
 
 1. Without ``$NOTIFY_SOCKET`` every call does nothing.
 2. A message that cannot be sent is dropped; the manager notices by itself.
 3. Only the main process sends (NotifyAccess=main): children do not get the variable.
+4. Passed sockets are moved at once: 3 is the number of a child's door.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import socket
 import time
@@ -21,6 +22,12 @@ from hostlib.messages import printable
 EXTENSION_S = 30.0
 """Time for the next child to start once the unit's TimeoutStartSec is over: an exec from
 a slow disk takes seconds."""
+
+FIRST = 3
+"""Number of the first passed descriptor."""
+
+MOVED_TO = 64
+"""Lowest number after the move: above all numbers of a child's door."""
 
 
 class Notifier:
@@ -104,3 +111,28 @@ def watchdog_interval_s() -> float | None:
     if pid and pid != str(os.getpid()):
         return None
     return int(text) / 2 / 1_000_000
+
+
+def take_activated() -> dict[str, list[socket.socket]]:
+    """Return the passed sockets by the names in their unit, and unset the variables.
+
+    A second call returns nothing.
+
+    Raises:
+        OSError: an announced descriptor is not open, or no socket.
+    """
+    environ = os.environ
+    pid, number = environ.pop("LISTEN_PID", ""), environ.pop("LISTEN_FDS", "")
+    names = environ.pop("LISTEN_FDNAMES", "").split(":")
+    if pid != str(os.getpid()) or not (number.isascii() and number.isdigit()):
+        return {}
+    found: dict[str, list[socket.socket]] = {}
+    for index in range(int(number)):
+        fd = FIRST + index
+        moved = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, MOVED_TO)
+        os.close(fd)
+        sock = socket.socket(fileno=moved)
+        sock.setblocking(False)
+        name = names[index] if index < len(names) and names[index] else "unknown"
+        found.setdefault(name, []).append(sock)
+    return found
