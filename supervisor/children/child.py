@@ -48,7 +48,6 @@ from supervisor.children.held_descriptors import ATTACHING, HeldDescriptors
 from supervisor.children.lifecycle import TABLE, Action, Event, State
 from supervisor.fsproxy.door_socket import VARIABLE, DoorSocket
 from supervisor.fsproxy.ports import Portable
-from supervisor.fsproxy.session_state import snapshot_session
 from supervisor.sandbox import refusals, start
 from supervisor.sandbox.home import check_owner
 from supervisor.sandbox.plan import Walls
@@ -514,7 +513,7 @@ class Child:
             create_time=born.create_time,
             pidfd=born.pidfd,
             places=[numbers.number_owned_place(place) for place in self.places],
-            session=snapshot_session(session, numbers),
+            session=session.snapshot(numbers),
             side_fd=side_fd,
             held=held,
             walls=snapshot_walls(self.walls, self.wanted, born.init),

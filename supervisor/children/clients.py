@@ -26,10 +26,10 @@ from supervisor.fsproxy.door_socket import (
     peer_pid,
 )
 from supervisor.fsproxy.replies import FAULT, PROCESS_EXIT, SLOW
-from supervisor.fsproxy.session_state import restore_session, resume_session
 from supervisor.fsproxy.traffic import Traffic
 from supervisor.spawn.ends import send_fds
-from vfs.policy import Ledger
+from vfs.filesystem import Client
+from vfs.policy import Ledger, Policy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -41,9 +41,7 @@ if TYPE_CHECKING:
     from supervisor.parts import Parts
     from supervisor.spawn.ends import Ends
     from supervisor.spec import ChildSpec
-    from vfs.clients import Client
     from vfs.handover import Numbered
-    from vfs.policy import Policy
 
 _DOOR_CLOSED = b"ERROR failed to attach: nothing has descriptor 3 open any more"
 
@@ -134,12 +132,17 @@ class Clients:
     def _restore_one(
         self, state: SessionState, parent: Session | None, numbered: Numbered
     ) -> Session:
-        host = self._host
-
-        def open_session(client: Client, fds: tuple[int, int], dialect: int) -> Session:
-            return host.open_session(client, fds, dialect, self._session_closed)
-
-        session = restore_session(state, parent, numbered, host.fs, open_session)
+        is_over = state.closed is not None
+        policy = Policy(()) if is_over else numbered.policies[state.client.policy]
+        above = None if parent is None else parent.client
+        session = self._host.open_session(
+            Client.restore(state.client, policy, above),
+            (state.read_fd, state.write_fd),
+            state.dialect,
+            self._session_closed,
+        )
+        session.parent = parent
+        session.restore(state, numbered)
         session.on_attach = self._attach
         if session.is_over or self._nursery is None:
             return session
@@ -153,7 +156,7 @@ class Clients:
     def resume(self) -> None:
         """Continue each conversation where the program before has stopped."""
         for session, state in self._restored:
-            resume_session(session, state)
+            session.resume(state)
             if state.carried is not None:
                 self._resume_sending(session, *state.carried)
         self._restored.clear()

@@ -13,13 +13,18 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, TypeVar
 
+import msgspec
+
+from hostlib.handover import HandoverError
+from protocol import format_request
 from protocol.chat import SEPARATORS, ChatBody
 from supervisor.fsproxy.replies import no_memory_error
+from supervisor.fsproxy.session_state import BodyState, ChatState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from protocol import HostConnection
+    from protocol import HostConnection, messages
     from vfs.clients import OpenFile
     from vfs.payload import MemoryReservation, Payload, PayloadBudget
     from vfs.policy import Ledger
@@ -206,10 +211,55 @@ class Inbound:
         if memory is not None:
             memory.close()
 
-    def adopt(self, spool_fd: int, got: int) -> None:
-        """Continue a payload of which the program before has spooled ``got`` bytes.
+    def snapshot(
+        self, begun: messages.Request | None, dialect: int
+    ) -> BodyState | bytes:
+        """Return an incomplete body, or the bytes of its message, to be read again.
 
-        Its descriptor is owned; it is closed if this program refuses the request.
+        Args:
+            begun: its request, if its body is kept.
+            dialect: of its line.
+
+        Raises:
+            HandoverError: the payload cannot be read back.
+        """
+        payload, chat = self.payload, self.chat
+        if payload is None:
+            return BodyState(
+                left=self._conn.body_left,
+                reply=self.drain_reply or b"",
+                chat=None if chat is None else ChatState(*chat.progress),
+            )
+        if begun is None:
+            raise HandoverError("cannot hand a payload over: it has no request")
+        line = format_request(begun, dialect)
+        if payload.is_spooled and chat is None:
+            got = payload.size - payload.left
+            return BodyState(line=line, spool=payload.spool, got=got)
+        try:  # that of a chat has to go by once more
+            return line + payload.read_received()
+        except OSError as why:
+            text = f"cannot read a payload back: {why.strerror}"
+            raise HandoverError(text) from None
+
+    def restore(self, state: BodyState) -> None:
+        """Continue an incomplete body of the program before.
+
+        Precondition: if the body is kept, its request was read again.
+        """
+        if state.line:
+            self._adopt(state.spool, state.got)
+            self._conn.body_received(state.got)
+            return
+        self._conn.extend_body(state.left)
+        self.drain_reply = state.reply
+        if state.chat is not None:
+            self.chat = ChatBody.resume(*msgspec.structs.astuple(state.chat))
+
+    def _adopt(self, spool_fd: int, got: int) -> None:
+        """Continue a payload of which ``got`` bytes are spooled, and own its descriptor.
+
+        The descriptor is closed if this program refuses the request.
         """
         begun = self.payload
         if begun is None:

@@ -24,10 +24,11 @@ from hostlib.threads import in_thread
 from protocol import error
 from supervisor.fsproxy.pump import POLLS
 from supervisor.fsproxy.replies import reason
+from supervisor.fsproxy.session_state import OutboundState
 from supervisor.fsproxy.transport import FileTransfer, bytes_unread, deepen
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from supervisor.fsproxy.pump import Pump
     from vfs.clients import OpenFile
@@ -108,6 +109,46 @@ class Outbound:
     def is_waiting(self) -> bool:
         """Whether it waits for the client to take bytes."""
         return self._waiting is not None
+
+    @property
+    def can_continue(self) -> bool:
+        """Whether the next program can wait for the client in place of this one."""
+        waits = (self.unsent, self.transfer, self.redo, self.carried)
+        return any(wait is not None for wait in waits)
+
+    def snapshot(self) -> OutboundState:
+        """Return what is on its way, without ``redo``, for the next program."""
+        return OutboundState(
+            zero_copy=self.zero_copy,
+            is_deep=self.is_deep,
+            bytes_out=self.bytes_out,
+            unsent=b"" if self.unsent is None else bytes(self.unsent),
+            transfer=None if self.transfer is None else self.transfer.snapshot(),
+            carried=self.carried,
+        )
+
+    def restore(
+        self, state: OutboundState, files: Mapping[int, OpenFile]
+    ) -> Job | None:
+        """Restore what was on its way, but for ``carried``, which its owner sends.
+
+        Args:
+            state: of the program before.
+            files: of the client.
+
+        Returns:
+            The call that sends the rest; None if there is none.
+        """
+        self.zero_copy = state.zero_copy
+        self.is_deep = state.is_deep
+        self.bytes_out = state.bytes_out
+        if state.unsent:
+            return partial(self.send, state.unsent)
+        if state.transfer is not None:
+            file = files[state.transfer.fileno]
+            transfer = FileTransfer(self._write_fd, file, state.transfer)
+            return partial(self.send_file, transfer)
+        return None
 
     def stop(self) -> None:
         """Send nothing more, and end the waits for the client."""

@@ -22,8 +22,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import msgspec
 import trio
 
+from hostlib.handover import HandoverError
 from hostlib.linux.pipes import bytes_waiting
 from protocol import HostConnection, error
 from protocol import messages as m
@@ -33,6 +35,7 @@ from supervisor.fsproxy.outbound import Outbound
 from supervisor.fsproxy.ports import NO_NAMES
 from supervisor.fsproxy.pump import POLLS
 from supervisor.fsproxy.replies import EOF, FAULT, PROCESS_EXIT, REPLACED, SLOW
+from supervisor.fsproxy.session_state import NO_POLICY, BodyState, SessionState
 from supervisor.fsproxy.transport import revoke
 from vfs.errors import RightsError
 from vfs.policy import close_places, network_in
@@ -45,6 +48,7 @@ if TYPE_CHECKING:
     from supervisor.fsproxy.pump import Pump
     from vfs.clients import Client, OpenFile
     from vfs.filesystem import Filesystem
+    from vfs.handover import Numbered, Numbering
     from vfs.payload import MemoryReservation, PayloadBudget
     from vfs.policy import Place
 
@@ -471,6 +475,112 @@ class Session:
             self._interrupted = True
             self._holding[0].cancel()
 
+    # Hand-over
+
+    def snapshot(self, numbers: Numbering) -> SessionState:
+        """Return it and those nested in it for the next program; changes nothing.
+
+        Raises:
+            HandoverError: a part of it cannot be handed over.
+        """
+        is_over = self.is_over
+        places = () if is_over else self.narrowed_places  # closed by then
+        owns = [numbers.number_owned_place(place) for place in places]
+        policy = NO_POLICY if is_over else numbers.number_policy(self.client.policy)
+        state = SessionState(
+            client=self.client.snapshot(policy),
+            dialect=self.dialect,
+            read_fd=self.read_fd,
+            write_fd=self.write_fd,
+            requests=self.requests,
+            files=[],
+            nested=[nested.snapshot(numbers) for nested in self.nested],
+            owns=owns,
+            bytes_in=self.bytes_in,
+            errors=self.errors,
+            closed=self.why_closed if is_over else None,
+            **msgspec.structs.asdict(self.outbound.snapshot()),
+        )
+        if is_over:
+            return state
+        for file in self.files.values():
+            place = None if file.place is None else numbers.number_place(file.place)
+            taken = file.snapshot(place)
+            numbers.fds.update(taken.descriptors())
+            state.files.append(taken)
+        self._snapshot_work(state)
+        numbers.fds |= {self.read_fd, self.write_fd}
+        if state.body is not None and state.body.spool >= 0:
+            numbers.fds.add(state.body.spool)
+        if state.carried is not None:
+            numbers.fds.add(state.carried[0])
+        return state
+
+    def _snapshot_work(self, state: SessionState) -> None:
+        """Add the request under way (rule 1 of ``session_state``)."""
+        state.held, state.skipping = self.conn.unread()
+        state.reserved = self.reserved_bytes
+        redo = self.outbound.redo
+        if redo is not None:
+            state.held = redo() + state.held
+        elif self.is_working:
+            if not self.outbound.can_continue:
+                state.unsent = REPLACED
+        elif self.conn.body_left:
+            body = self.inbound.snapshot(self.begun, self.dialect)
+            if isinstance(body, BodyState):
+                state.body = body
+            else:
+                state.held = body
+
+    def restore(self, state: SessionState, numbered: Numbered) -> None:
+        """Restore its places and files; ``resume`` continues its work.
+
+        Those nested in it are not restored.
+        """
+        self.narrowed_places = tuple(numbered.places[n] for n in state.owns)
+        if state.closed is not None:  # before this program began
+            self.why_closed = state.closed
+            self._stop = self._suspended = True
+            self.outbound.stop()
+            self._over.set()
+            return
+        self.fs.enter(self.client)
+        self.fs.hold(self.client, len(self.narrowed_places))
+        for file in state.files:
+            place = None if file.place is None else numbered.places[file.place]
+            self.fs.restore_file(self.client, file, place)
+
+    def resume(self, state: SessionState) -> None:
+        """Continue the work under way of the program before.
+
+        Precondition: it was restored. Its descriptors are in no epoll yet.
+        """
+        self.requests = state.requests
+        self.bytes_in = state.bytes_in
+        self.errors = state.errors
+        self.client.ledger.size_bytes.charge(-state.reserved)
+        job = self.outbound.restore(state, self.files)
+        if state.body is None:
+            self.conn.put_back(state.held, skipping=state.skipping)
+        else:
+            if state.body.line:
+                self._begin_again(state.body.line)
+            self.inbound.restore(state.body)
+        if job is not None:
+            self.start(job)
+        elif state.carried is None:
+            self.pump.resume(self)
+
+    def _begin_again(self, line: bytes) -> None:
+        """Begin the request of an incomplete body, from its line."""
+        self.conn.put_back(line)
+        message = self.conn.next_message()
+        if message is None:
+            raise HandoverError("a request of an unknown form was handed over")
+        self.begun = message
+        self._handlers[type(message)](self, message)  # it waits for the body
+
     # Views
 
     @property
@@ -487,6 +597,11 @@ class Session:
     def is_working(self) -> bool:
         """Whether a job has its current request."""
         return self.job is not None
+
+    @property
+    def is_at_work(self) -> bool:
+        """Whether a job does work that ends by itself, or is about to begin."""
+        return self.is_working and not self.outbound.can_continue
 
     @property
     def is_mid_message(self) -> bool:
@@ -532,13 +647,6 @@ class Session:
             scope, leave_s = self._holding
             scope.deadline = min(scope.deadline, trio.current_time() + leave_s)
         self._wake.set()
-
-    def mark_over(self, why: str) -> None:
-        """Mark it as a session that has ended before this program began (``handover``)."""
-        self.why_closed = why
-        self._stop = self._suspended = True
-        self.outbound.stop()
-        self._over.set()
 
     async def finish(self, why: str) -> None:
         """End the session of a process that has ended, and wait for its clean-up.

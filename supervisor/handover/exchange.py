@@ -26,7 +26,6 @@ from hostlib.threads import calls_at_work
 from supervisor.children.lifecycle import State
 from supervisor.control.server import OrderError
 from supervisor.fsproxy.ports import Portable
-from supervisor.fsproxy.session_state import is_at_work
 from supervisor.handover.host_state import snapshot_host
 from supervisor.handover.next_program import become, own_program
 from supervisor.handover.state import encode, versions
@@ -350,7 +349,7 @@ def _busy_child(child: Child, waited_s: float) -> Iterator[str]:
     for session in child.sessions():
         if session.is_closing:
             yield f"client {session.client.id} is being closed"
-        elif waited_s < 2 * JOBS_S and is_at_work(session):
+        elif waited_s < 2 * JOBS_S and session.is_at_work:
             yield f"client {session.client.id} waits for an answer"
 
 

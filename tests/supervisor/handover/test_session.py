@@ -1,33 +1,69 @@
 """The state of a conversation whose request cannot be continued."""
 
+import msgspec
 import pytest
 import trio
 import trio.testing
 
 from hostlib.handover import HandoverError
+from supervisor.fsproxy.inbound import Inbound
+from supervisor.fsproxy.outbound import Outbound
 from supervisor.fsproxy.replies import REPLACED
-from supervisor.fsproxy.session_state import SessionState, is_at_work, snapshot_work
+from supervisor.fsproxy.session import Session
+from supervisor.fsproxy.session_state import BodyState, OutboundState, SessionState
 from supervisor.handover.exchange import replace
 from supervisor.handover.next_program import Program
 from tests.helpers.sessions import Hall, hall
-from vfs.filesystem import ClientState
+from vfs.handover import Numbering
 
 __all__ = ["hall"]
 
+NOT_HANDED_OVER: dict[type, tuple[type[msgspec.Struct], set[str]]] = {
+    Session: (
+        SessionState,
+        {
+            # `owns`, `closed`, `held` and `body`, and the fields of `OutboundState`.
+            *("narrowed_places", "why_closed", "conn", "inbound", "begun", "outbound"),
+            # The next program gives its own.
+            *("pump", "fs", "services", "counts", "check_effect", "on_attach"),
+            *("_handlers", "_on_closed", "deadline_s", "max_write_bytes"),
+            # They follow from the client, and from the order of the forms.
+            *("top", "parent"),
+            # A job is handed over as what is left of it, or is answered by an error.
+            *("job", "_holding", "_interrupted", "_kind"),
+            *("_over", "_stop", "_suspended", "_wake"),
+            # For the record of its end, and for the status page.
+            *("closed_files", "failure", "last_error", "last_request"),
+        },
+    ),
+    Outbound: (
+        OutboundState,
+        {
+            # The next program gives its own.
+            *("_pump", "_write_fd", "_deadline_s", "_ledger", "_top"),
+            # Its bytes are read again.
+            "redo",
+            *("_waiting", "is_stopped"),
+        },
+    ),
+    Inbound: (
+        BodyState,
+        {
+            # The next program gives its own.
+            *("_conn", "_read_fd", "_budget", "_ledger"),
+            # `spool` and `got`, `reply`, and `reserved` in the form of the session.
+            *("payload", "drain_reply", "reserved"),
+            # The request that is read again has its own.
+            *("_finish", "_memory"),
+        },
+    ),
+}
 
-def empty() -> SessionState:
-    """A conversation in which nothing is under way."""
-    limits = (None, None, None, None)
-    client = ClientState(
-        id="c1",
-        pipe_id="child-1:socketpair",
-        pid=1,
-        connected_at=0.0,
-        policy=0,
-        limits=limits,
-        used=[0] * 4,
-    )
-    return SessionState(client, 2, -1, -1, False, False, 0, [], [])
+
+@pytest.mark.parametrize("owner", NOT_HANDED_OVER, ids=lambda owner: owner.__name__)
+def test_no_field_is_forgotten(owner: type) -> None:
+    form, left_out = NOT_HANDED_OVER[owner]
+    assert {*vars(owner)["__slots__"]} - {*form.__struct_fields__} == left_out
 
 
 # spec L10, T3: a request that waits for a model is answered with one error by the next
@@ -44,10 +80,9 @@ async def test_a_job_that_does_not_end_is_answered_by_an_error(hall: Hall) -> No
     assert await line.ask(b"PING\n") == b"OK"
     session.start(job)
     await trio.testing.wait_all_tasks_blocked()
-    assert is_at_work(session)
+    assert session.is_at_work
     session.conn.put_back(b"PING\nPI")
-    state = empty()
-    snapshot_work(session, state)
+    state = session.snapshot(Numbering())
     assert (state.unsent, state.held) == (REPLACED, b"PING\nPI")
     assert state.unsent.startswith(b"ERROR ")
     assert state.unsent.count(b"\n") == 1
@@ -57,7 +92,7 @@ async def test_a_job_that_does_not_end_is_answered_by_an_error(hall: Hall) -> No
     assert await line.line() == b"OK"
     await line.send(b"NG\n")
     assert await line.line() == b"OK"
-    assert not is_at_work(session)
+    assert not session.is_at_work
 
 
 async def test_a_reply_that_waits_for_its_client_is_no_work(hall: Hall) -> None:
@@ -65,9 +100,8 @@ async def test_a_reply_that_waits_for_its_client_is_no_work(hall: Hall) -> None:
     reply = b"OK %d\n" % 4_000_000 + b"x" * 4_000_000
     line.session.start(lambda: _sent(reply))
     await trio.testing.wait_all_tasks_blocked()
-    assert not is_at_work(line.session)
-    state = empty()
-    snapshot_work(line.session, state)
+    assert not line.session.is_at_work
+    state = line.session.snapshot(Numbering())
     assert reply.endswith(state.unsent)
     assert 0 < len(state.unsent) < len(reply)
     assert await line.exactly(len(reply)) == reply
