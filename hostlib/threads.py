@@ -19,9 +19,8 @@ import signal
 import sys
 import threading
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from functools import partial
-from queue import SimpleQueue
 from typing import Generic, TypeVar, TypeVarTuple
 
 import trio
@@ -290,55 +289,6 @@ def has_background_work() -> bool:
     """Return whether background calls are left; start those that wait for a thread."""
     _background.begin(or_here=True)
     return _background.is_at_work
-
-
-class LoopThread:
-    """A Trio loop in a thread of its own, in a process that another library runs.
-
-    Args:
-        main: the loop's main task, for `Nursery.start`: calls come once it has started;
-            the process ends with it, by status 1.
-        tell: takes the fault that has ended it.
-
-    Raises:
-        OSError: EAGAIN: no thread can be started.
-    """
-
-    def __init__(
-        self,
-        main: Callable[..., Awaitable[None]],
-        tell: Callable[[BaseException], None],
-    ) -> None:
-        self._main = main
-        self._tell = tell
-        self._tokens: SimpleQueue[trio.lowlevel.TrioToken] = SimpleQueue()
-        thread = threading.Thread(target=in_worker, args=(self._run,), daemon=True)
-        if not _is_started(thread):
-            raise OSError(errno.EAGAIN, "no thread can be started")
-        self.token = self._tokens.get()
-
-    def begin(self, function: Callable[[], Awaitable[None]]) -> None:
-        """Have a task of the loop run a function, whose fault ends the loop."""
-        self.token.run_sync_soon(self._nursery.start_soon, function)
-
-    def call_soon(self, function: Callable[[*Ts], object], *args: *Ts) -> None:
-        """Have the loop call a function, and do not wait for it."""
-        self.token.run_sync_soon(function, *args)
-
-    def _run(self) -> None:
-        # No task waits for this thread: the process ends, and is started again.
-        try:
-            trio.run(self._serve)
-        except BaseException as why:  # noqa: BLE001 - it is told
-            self._tell(why)
-        finally:
-            os._exit(1)
-
-    async def _serve(self) -> None:
-        async with trio.open_nursery() as nursery:
-            self._nursery = nursery
-            await nursery.start(self._main)
-            self._tokens.put(trio.lowlevel.current_trio_token())
 
 
 class _Background:

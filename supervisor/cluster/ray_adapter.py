@@ -32,13 +32,13 @@ from ray.exceptions import GetTimeoutError
 from ray.exceptions import RayError as RayFault
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from hostlib.asyncio_calls import call_loop
 from hostlib.log import Log, place_of
-from hostlib.threads import LoopThread, in_abandonable_thread
+from hostlib.threads import in_abandonable_thread
 from supervisor.cluster import ray_processes
 from supervisor.cluster.client import door_of
 from supervisor.cluster.directory_start import READY, DirectoryStart
 from supervisor.cluster.door import NodeDoor
+from supervisor.cluster.loop_thread import LoopThread
 from supervisor.cluster.node_service import JoinState, NodeService
 from supervisor.cluster.requests import UnavailableError, result_of
 from supervisor.fleet.messages import VERSION
@@ -317,7 +317,7 @@ class DirectoryActor:
 
     async def ask(self, version: str, do: str, args: bytes) -> Reply:
         """Return the outcome of a question or an order."""
-        return await call_loop(self._loop, self._directory.answer, version, do, args)
+        return await self._loop.call(self._directory.answer, version, do, args)
 
 
 async def _end_with(raylet: int) -> None:
@@ -367,7 +367,7 @@ class NodeActor:
 
     async def ask(self, version: str, do: str, args: bytes) -> Reply:
         """Return the outcome of a request."""
-        return await call_loop(self._loop, self._service.answer, version, do, args)
+        return await self._loop.call(self._service.answer, version, do, args)
 
 
 def _open_log(directory: str) -> Log:

@@ -292,11 +292,11 @@ def _lines(*lines: str) -> bytes:
 def _command() -> bytes:
     """Return the program of the command; b"" where none is to be added.
 
-    The place has one, or cannot have one: an overlay shows nothing of what is mounted in the place, so there it is left alone.
+    The place has one, or cannot have one: an overlay shows nothing of what is mounted
+    there.
     """
-    if os.path.lexists(f"{_COMMAND_PLACE}/{_COMMAND}") or has_mounts_within(
-        _COMMAND_PLACE
-    ):
+    there = f"{_COMMAND_PLACE}/{_COMMAND}"
+    if os.path.lexists(there) or has_mounts_within(_COMMAND_PLACE):
         return b""
     return _program()
 

@@ -103,7 +103,7 @@ BANS = (
     Ban(
         ("asyncio", "concurrent.futures", "threading"),
         "Trio only, threads through hostlib.threads",
-        but=("hostlib/threads.py", "hostlib/asyncio_calls.py"),  # Ray's actors
+        but=("hostlib/threads.py", "supervisor/cluster/loop_thread.py"),  # Ray's actors
     ),
     Ban(("trio.lowlevel.spawn_system_task",), "tasks live in a nursery we own"),
     Ban(
