@@ -1,11 +1,22 @@
 """Fixtures of the model's tests: a host without processes that has a model."""
 
 from collections.abc import AsyncIterator
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.helpers.stage import Stage, open_model_stage
+
+
+@pytest.fixture(scope="session")
+def anthropic() -> Any:
+    """Return the official library of Messages.
+
+    It is a quarter of what each worker would import to collect all tests.
+    """
+    return import_module("anthropic")
 
 
 @pytest.fixture

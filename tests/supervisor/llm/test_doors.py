@@ -8,7 +8,6 @@ import httpx2
 import openai
 import pytest
 import trio
-from anthropic import APIStatusError, AsyncAnthropic
 
 from supervisor.llm.apis import MESSAGES
 from supervisor.llm.endpoint import PER_CHILD
@@ -57,9 +56,9 @@ def official(door: Door) -> openai.AsyncOpenAI:
     )
 
 
-def anthropic(door: Door) -> AsyncAnthropic:
+def messages_client(anthropic: Any, door: Door) -> Any:
     """Return the client of Messages as the child has it."""
-    return AsyncAnthropic(
+    return anthropic.AsyncAnthropic(
         base_url=door.env["ANTHROPIC_BASE_URL"],
         auth_token=door.env["ANTHROPIC_AUTH_TOKEN"],
         api_key=None,
@@ -113,9 +112,12 @@ async def test_the_official_client_asks_responses(
 # spec MD1, MD2, MD3, MD4, MD5
 @WAYS
 async def test_the_official_client_asks_messages(
-    tmp_path: Path, way: dict[str, Any]
+    tmp_path: Path, anthropic: Any, way: dict[str, Any]
 ) -> None:
-    async with opened(tmp_path, **way) as (stage, door), anthropic(door) as client:
+    async with (
+        opened(tmp_path, **way) as (stage, door),
+        messages_client(anthropic, door) as client,
+    ):
         request: dict[str, Any] = {"model": "claude-9", "max_tokens": 3000}
         said: Any = [
             {"role": "user", "content": "!say=all_is_well !cached=3 !written=2"}
@@ -397,7 +399,7 @@ async def test_hosted_tools_are_left_out_of_the_input(tmp_path: Path) -> None:
 # spec MD6: the host asks once; the official clients ask again where it is of use.
 @pytest.mark.parametrize(("status", "asked"), [(503, 2), (529, 2), (401, 1)])
 async def test_the_official_clients_ask_a_failing_provider_again(
-    tmp_path: Path, status: int, asked: int
+    tmp_path: Path, anthropic: Any, status: int, asked: int
 ) -> None:
     order: Any = [{"role": "user", "content": f"!status={status}"}]
     async with opened(tmp_path, **NATIVE) as (stage, door):
@@ -405,8 +407,9 @@ async def test_the_official_clients_ask_a_failing_provider_again(
             with pytest.raises(openai.APIStatusError):
                 await client.chat.completions.create(model="m", messages=order)
         assert len(stage.provider.served) == asked
-        async with anthropic(door).with_options(max_retries=1) as other:
-            with pytest.raises(APIStatusError):
+        asking = messages_client(anthropic, door)
+        async with asking.with_options(max_retries=1) as other:
+            with pytest.raises(anthropic.APIStatusError):
                 await other.messages.create(model="m", messages=order, max_tokens=9)
         assert len(stage.provider.served) == 2 * asked
         assert stage.llm.models.accounts.root.tokens.used == 0

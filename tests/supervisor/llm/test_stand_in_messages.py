@@ -4,7 +4,6 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from anthropic import APIStatusError, AsyncAnthropic, RateLimitError
 
 from demo.provider import Provider, Tokens, serving
 from tests.helpers.canary import KEY
@@ -20,9 +19,9 @@ async def provider() -> AsyncIterator[Provider]:
 
 
 @pytest.fixture
-async def client(provider: Provider) -> AsyncIterator[AsyncAnthropic]:
+async def client(provider: Provider, anthropic: Any) -> AsyncIterator[Any]:
     """Return the client, with the key as a bearer's."""
-    async with AsyncAnthropic(
+    async with anthropic.AsyncAnthropic(
         base_url=provider.root, auth_token=KEY, api_key=None, max_retries=0, timeout=20
     ) as opened:
         yield opened
@@ -35,7 +34,7 @@ def ask(text: str, **more: Any) -> dict[str, Any]:
 
 
 async def test_the_official_client_reads_messages(
-    provider: Provider, client: AsyncAnthropic
+    provider: Provider, client: Any
 ) -> None:
     orders = "!say=all_is_well !think=2 !cached=3 !written=2"
     answer = await client.messages.create(**ask(orders, system="x"))
@@ -52,7 +51,7 @@ async def test_the_official_client_reads_messages(
 
 
 async def test_the_official_client_reads_streamed_messages(
-    provider: Provider, client: AsyncAnthropic
+    provider: Provider, client: Any
 ) -> None:
     thinking: Any = {"type": "enabled", "budget_tokens": 2000}
     orders = '!think=2 !pings !script=[[["Bash",{"command":"ls"}]]]'
@@ -72,7 +71,7 @@ async def test_the_official_client_reads_streamed_messages(
 
 
 async def test_the_official_client_counts_tokens_and_lists_models(
-    provider: Provider, client: AsyncAnthropic
+    provider: Provider, client: Any
 ) -> None:
     said: Any = [{"role": "user", "content": "ten bytes."}]
     counted = await client.messages.count_tokens(model="m", messages=said)
@@ -81,10 +80,12 @@ async def test_the_official_client_counts_tokens_and_lists_models(
     assert provider.tokens() == Tokens()
 
 
-async def test_the_official_client_tells_refusals_apart(client: AsyncAnthropic) -> None:
-    with pytest.raises(RateLimitError) as caught:
+async def test_the_official_client_tells_refusals_apart(
+    client: Any, anthropic: Any
+) -> None:
+    with pytest.raises(anthropic.RateLimitError) as caught:
         await client.messages.create(**ask("!status=429 !retry-after=7"))
     assert caught.value.response.headers["retry-after"] == "7"
-    with pytest.raises(APIStatusError) as overloaded:
+    with pytest.raises(anthropic.APIStatusError) as overloaded:
         await client.messages.create(**ask("!status=529"))
     assert overloaded.value.status_code == 529
