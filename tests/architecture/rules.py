@@ -5,14 +5,13 @@ it. Only comments of test files count, so that a word in a string proves nothing
 """
 
 import ast
-import io
 import re
 import tokenize
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-from tests.architecture.tree import ROOT, parsed, relative, tree_files
+from tests.architecture.tree import ROOT, nodes_of, parsed, relative, tree_files
 
 # The rules of docs/reference/protocol.md that are in force.
 SPEC = (
@@ -94,31 +93,30 @@ def named_by_tests() -> dict[str, tuple[str, ...]]:
             continue
         if path.suffix != ".py" or path.parent == ROOT / "tests" / "architecture":
             continue
-        for name in _named_in(path.read_text(encoding="utf-8")):
+        for _, name in _named_in(path):
             found.setdefault(name, set()).add(file)
     return {name: tuple(sorted(files)) for name, files in found.items()}
 
 
-def _named_in(source: str) -> set[str]:
-    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
-    comments = (token.string for token in tokens if token.type == tokenize.COMMENT)
-    return set().union(*(names_in(comment) for comment in comments))
-
-
-def tests_naming(path: Path) -> Iterator[tuple[ast.AST, str, str]]:
-    """Yield (test, its name, rule) for each rule that a comment on or in a test names."""
+@cache
+def _named_in(path: Path) -> tuple[tuple[int, str], ...]:
+    """Return (line, rule) for each rule that a comment of a file names."""
     with path.open("rb") as file:
-        comments = [
+        return tuple(
             (token.start[0], name)
             for token in tokenize.tokenize(file.readline)
             if token.type == tokenize.COMMENT
             for name in names_in(token.string)
-        ]
+        )
+
+
+def tests_naming(path: Path) -> Iterator[tuple[ast.AST, str, str]]:
+    """Yield (test, its name, rule) for each rule that a comment on or in a test names."""
     before = 0
     for node in parsed(path).body:
         end = node.end_lineno or node.lineno
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            for line, name in comments:
+            for line, name in _named_in(path):
                 if before < line <= end and node.name.startswith("test_"):
                     yield node, node.name, name
         before = end
@@ -197,6 +195,6 @@ def is_named_for_root(rule: str) -> bool:
 
 
 def _names_used(tree: ast.AST) -> set[str]:
-    nodes = [*ast.walk(tree)]
+    nodes = nodes_of(tree)
     names = {node.id for node in nodes if isinstance(node, ast.Name)}
     return names | {node.arg for node in nodes if isinstance(node, ast.arg)}

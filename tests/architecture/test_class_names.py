@@ -7,7 +7,7 @@ list only shrinks; a class that only its module uses has a name with an undersco
 import ast
 from collections import Counter
 
-from tests.architecture.tree import parsed, product_files
+from tests.architecture.tree import nodes_of, parsed, product_files
 
 SHARED = {
     4: ("Call "),
@@ -33,7 +33,7 @@ def shared_names() -> dict[str, int]:
     names = Counter(
         node.name
         for path in product_files()
-        for node in ast.walk(parsed(path))
+        for node in nodes_of(parsed(path))
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
     )
     return {name: number for name, number in names.items() if number > 1}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.architecture.tree import ROOT, parsed, product_files, relative
+from tests.architecture.tree import ROOT, nodes_of, parsed, product_files, relative
 
 GLOSSARY = ROOT / "docs" / "reference" / "glossary.md"
 
@@ -41,7 +41,7 @@ def rejected_words(page: str) -> set[str]:
 
 def defined_names(tree: ast.Module) -> Iterator[tuple[int, str]]:
     """Yield (line, name) of each name that a file defines or binds."""
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         match node:
             case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
                 yield node.lineno, node.name

@@ -12,6 +12,7 @@ import pytest
 
 from tests.architecture.tree import (
     PACKAGES,
+    nodes_of,
     parsed,
     product_files,
     relative,
@@ -34,7 +35,7 @@ def private_names() -> frozenset[str]:
     return frozenset(
         name
         for path in product_files()
-        for node in ast.walk(parsed(path))
+        for node in nodes_of(parsed(path))
         for name in given_names(node)
         if is_private(name)
     )
@@ -59,7 +60,7 @@ def uses(tree: ast.Module, known: frozenset[str]) -> list[str]:
     """Return "line: name" of each use of a private name of the product."""
     return [
         f"{getattr(node, 'lineno', 0)}: {name}"
-        for node in ast.walk(tree)
+        for node in nodes_of(tree)
         for name in used_names(node)
         if is_private(name) and name in known
     ]

@@ -9,7 +9,7 @@ import re
 import tokenize
 from collections.abc import Iterator
 
-from tests.architecture.tree import parsed, relative, tree_files
+from tests.architecture.tree import nodes_of, parsed, relative, tree_files
 
 LONGEST_FIRST_LINE = 80
 LONGEST_HEAD_LINES = 12
@@ -55,7 +55,7 @@ def comments(source: str) -> Iterator[tuple[int, str]]:
 
 def docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
     """Return (line, text) of each docstring, those below a constant or field included."""
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         match node:
             case ast.Expr(value=ast.Constant(value=str(text))):
                 yield node.lineno, text
@@ -83,7 +83,7 @@ def _parts(docstring: str) -> list[str]:
 def long_first_lines(tree: ast.Module) -> list[str]:
     """Return "line: text" of each first docstring line that is too long."""
     found = []
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         if isinstance(
             node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
         ):

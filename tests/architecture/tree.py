@@ -51,6 +51,12 @@ def parsed(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"), str(path))
 
 
+@cache
+def nodes_of(tree: ast.AST) -> tuple[ast.AST, ...]:
+    """Return all nodes of a syntax tree: most checks look at all, and a walk is slow."""
+    return tuple(ast.walk(tree))
+
+
 def module_name(path: Path) -> str:
     """Return the dotted name under which a file of the project is imported."""
     parts = path.relative_to(ROOT).with_suffix("").parts

@@ -8,13 +8,15 @@ import ast
 from collections import deque
 from collections.abc import Iterable, Iterator
 
+from tests.architecture.tree import nodes_of
+
 
 def imported(tree: ast.AST) -> Iterator[tuple[int, str]]:
     """Yield (line, dotted module) of every import, function-level ones included.
 
     `from a import b` yields `a` and `a.b`, for `b` may be a module.
     """
-    return _imported_by(ast.walk(tree))
+    return _imported_by(nodes_of(tree))
 
 
 def imported_at_run_time(tree: ast.Module) -> Iterator[tuple[int, str]]:
@@ -58,7 +60,7 @@ def used(tree: ast.AST) -> Iterator[tuple[int, str]]:
     """Yield (line, dotted name) of every import and every use of an imported name."""
     yield from imported(tree)
     aliases = _aliases(tree)
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         if isinstance(node, ast.Name | ast.Attribute):
             name = _dotted(node, aliases)
             if name is not None:
@@ -67,7 +69,7 @@ def used(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 def raised_in_groups(tree: ast.AST) -> Iterator[tuple[int, str]]:
     """Yield (line, "raise") of every error but the group's own raised in an `except*`."""
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         if isinstance(node, ast.TryStar):
             for handler in node.handlers:
                 for inner in ast.walk(handler):
@@ -77,7 +79,7 @@ def raised_in_groups(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 def keywords(tree: ast.AST) -> Iterator[tuple[int, str]]:
     """Yield (line, name) of every keyword argument of every call."""
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         if isinstance(node, ast.Call):
             for keyword in node.keywords:
                 if keyword.arg is not None:
@@ -86,14 +88,14 @@ def keywords(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 def methods(tree: ast.AST) -> Iterator[tuple[int, str]]:
     """Yield (line, attribute) of every call of an attribute, whatever it belongs to."""
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             yield node.lineno, node.func.attr
 
 
 def _aliases(tree: ast.AST) -> dict[str, str]:
     found = {}
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 first = alias.name.partition(".")[0]
