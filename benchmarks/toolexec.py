@@ -18,7 +18,7 @@ from benchmarks.hosts import run_trio
 from benchmarks.measure import MeasureError
 from benchmarks.options import parse, parser
 from benchmarks.report import Report, Row, at_least, at_most
-from protocol.toolexec.token import Rights
+from protocol.toolexec.token import TokenRights
 from supervisor.fsproxy.ports import ChildView
 from supervisor.host import open_host
 from supervisor.spawn.launchpad.start import start_launchpad
@@ -48,12 +48,12 @@ class AnyTool:
     def __init__(self) -> None:
         self._found: dict[str, str] = {}
 
-    def is_permitted(self, child: ChildView, tool: str, rights: Rights) -> bool:
+    def is_permitted(self, child: ChildView, tool: str, rights: TokenRights) -> bool:
         """Yes."""
         return True
 
     async def route(
-        self, child: ChildView, tool: str, cwd: bytes, rights: Rights
+        self, child: ChildView, tool: str, cwd: bytes, rights: TokenRights
     ) -> Target:
         """Choose itself."""
         return self

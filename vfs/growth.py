@@ -46,7 +46,7 @@ class MovedError(Exception):
     """A deep directory was moved during a look into it."""
 
 
-class Content(NamedTuple):
+class PlacesContent(NamedTuple):
     """The content of some places.
 
     Attributes:
@@ -61,7 +61,7 @@ class Content(NamedTuple):
     closed: int
 
 
-def content_of(places: Iterable[Place]) -> Content:
+def content_of(places: Iterable[Place]) -> PlacesContent:
     """Return the content of places, each file once; for a worker thread.
 
     Raises:
@@ -76,10 +76,10 @@ def content_of(places: Iterable[Place]) -> Content:
     for place, fd in held:
         if place.only is None:
             look.walk(fd)
-    return Content(look.size_bytes, look.files, look.closed)
+    return PlacesContent(look.size_bytes, look.files, look.closed)
 
 
-def content_beneath(fd: int) -> Content:
+def content_beneath(fd: int) -> PlacesContent:
     """Return the content of one directory; for a worker thread.
 
     Raises:
@@ -88,7 +88,7 @@ def content_beneath(fd: int) -> Content:
     """
     look = Look(set())
     look.walk(fd)
-    return Content(look.size_bytes, look.files, look.closed)
+    return PlacesContent(look.size_bytes, look.files, look.closed)
 
 
 class Charges(NamedTuple):
@@ -122,13 +122,15 @@ def charges_of(ledger: Ledger, reserved_bytes: int = 0) -> Charges:
     return Charges(ledger.size_bytes.used, ledger.files.used, unnamed_bytes)
 
 
-def content_before(charged: Charges, found: Content) -> tuple[int, int, int]:
+def content_before(charged: Charges, found: PlacesContent) -> tuple[int, int, int]:
     """Return the content from before all charges, for ``Ledger.before``."""
     named_bytes = charged.size_bytes - charged.unnamed_bytes
     return found.size_bytes - named_bytes, found.files - charged.files, found.closed
 
 
-def settle(ledger: Ledger, charged: Charges, found: Content, now: Charges) -> None:
+def settle(
+    ledger: Ledger, charged: Charges, found: PlacesContent, now: Charges
+) -> None:
     """Charge a ledger for the content that a look found (rule 2).
 
     Args:

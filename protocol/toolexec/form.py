@@ -53,7 +53,7 @@ class FormError(Exception):
     """A form that cannot be used; the text says why."""
 
 
-class Call(NamedTuple):
+class FormCall(NamedTuple):
     """The tool, directory and arguments that a form asks to run.
 
     Attributes:
@@ -102,7 +102,7 @@ def pairs(*parts: bytes) -> list[tuple[bytes, bytes]]:
     return found
 
 
-def call_of(form: list[tuple[bytes, bytes]]) -> Call:
+def call_of(form: list[tuple[bytes, bytes]]) -> FormCall:
     """Return the call that a form describes.
 
     Args:
@@ -119,7 +119,7 @@ def call_of(form: list[tuple[bytes, bytes]]) -> Call:
         raise FormError(f"cwd longer than {MAX_CWD_BYTES} bytes")
     if cwd != b"." and not cwd.startswith(b"/"):
         raise FormError("cwd is neither '.' nor an absolute path")
-    return Call(tool, cwd, _args(form, tool, cwd))
+    return FormCall(tool, cwd, _args(form, tool, cwd))
 
 
 def notification_of(

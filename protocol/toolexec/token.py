@@ -29,7 +29,7 @@ ID_DIGITS = 16
 _MAC_DIGITS = 64
 
 
-class Rights:
+class TokenRights:
     """The rights that a token gives.
 
     Attributes:
@@ -74,7 +74,7 @@ class Rights:
         return rights
 
 
-ALL = Rights()
+ALL = TokenRights()
 """The rights of a child's own token."""
 
 

@@ -59,7 +59,7 @@ LOCK = "workspace lock"
 """The word for the lock of a workspace among the descriptors of a child."""
 
 
-class Owner(Sharer, Protocol):
+class WorkspaceOwner(Sharer, Protocol):
     """A child that has workspaces.
 
     Attributes:
@@ -95,7 +95,7 @@ class ChildWorkspaces:
     def __init__(
         self,
         host: Parts,
-        child: Owner,
+        child: WorkspaceOwner,
         siblings: Mapping[str, Sharer],
         held: HeldDescriptors,
     ) -> None:

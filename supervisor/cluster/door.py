@@ -32,7 +32,7 @@ from supervisor.cluster.directory_service import (
     WaitFor,
 )
 from supervisor.cluster.node_service import ControlRequest
-from supervisor.cluster.requests import RequestError, UnavailableError
+from supervisor.cluster.requests import FleetUnavailableError, RequestError
 from supervisor.config.child import NAME_RULE, is_child_name, signal_number
 from supervisor.config.fleet import WORD_RULE, is_fleet_word
 from supervisor.control.server import (
@@ -262,7 +262,7 @@ class NodeDoor:
 
         Raises:
             RequestError: it refuses.
-            UnavailableError: it does not answer in time.
+            FleetUnavailableError: it does not answer in time.
         """
         with trio.move_on_after(ANSWER_S):
             data = msgspec.json.encode(words)
@@ -280,7 +280,7 @@ class NodeDoor:
             while True:
                 try:
                     return await self._ask(do, words)
-                except UnavailableError as why:
+                except FleetUnavailableError as why:
                     fault = why
                 await trio.sleep(AGAIN_S)
         raise fault or _silence()
@@ -325,7 +325,7 @@ class NodeDoor:
             count: of the batch.
 
         Raises:
-            UnavailableError: the directory does not answer; some may run.
+            FleetUnavailableError: the directory does not answer; some may run.
         """
         left = [child for child in children if child.state not in _OVER]
         ids = tuple(child.id for child in left)
@@ -335,15 +335,15 @@ class NodeDoor:
                 kill = KillChild(child.name, "KILL", child.id)
                 try:
                     await self._ask_again("kill", kill)
-                except UnavailableError:
+                except FleetUnavailableError:
                     raise
                 except RequestError:  # it is over, and listed no more
                     continue
             while not is_over:
                 data = await self._ask_again("wait", WaitFor(ids, OVER))
                 is_over = msgspec.json.decode(data, type=Waited).is_reached
-        except UnavailableError as why:
-            raise UnavailableError(
+        except FleetUnavailableError as why:
+            raise FleetUnavailableError(
                 f"{text}; cannot end the others of the {count}: {why}"
             ) from None
         return f"{text}; the others of the {count} were ended"
@@ -622,7 +622,7 @@ def _refusing(do: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
     async def told(*args: P.args, **words: P.kwargs) -> T:
         try:
             return await do(*args, **words)
-        except UnavailableError as why:
+        except FleetUnavailableError as why:
             raise UnavailableOrderError(str(why)) from None
         except RequestError as why:
             raise OrderError(str(why)) from None
@@ -642,8 +642,8 @@ async def _tell_waiting(names: tuple[str, ...], left: set[str], send: Send) -> N
                 told = waiting
 
 
-def _silence() -> UnavailableError:
-    return UnavailableError(
+def _silence() -> FleetUnavailableError:
+    return FleetUnavailableError(
         f"the fleet's directory does not answer within {ANSWER_S:g} s: its machine may be"
         " cut off, or stopped; children here go on until their lease ends"
     )

@@ -20,10 +20,10 @@ from hostlib.threads import in_thread
 from supervisor.cluster import daemon_socket
 from supervisor.cluster.daemon_socket import DaemonError, UnavailableDaemonError
 from supervisor.cluster.requests import (
+    FleetUnavailableError,
     Nothing,
     RequestError,
     Requests,
-    UnavailableError,
     read,
     result_of,
 )
@@ -81,7 +81,7 @@ END_S = 0.5
 class Others(Protocol):
     """The other parts of the fleet, as a node actor reaches them.
 
-    Each method raises `RequestError` where the other part refuses, `UnavailableError`
+    Each method raises `RequestError` where the other part refuses, `FleetUnavailableError`
     where it is not reached.
     """
 
@@ -314,13 +314,13 @@ class NodeService:
         except UnavailableDaemonError as why:
             raise self._unavailable(why) from None
 
-    def _unavailable(self, why: UnavailableDaemonError) -> UnavailableError:
-        return UnavailableError(f"cannot ask node {self.name!r}: {why}")
+    def _unavailable(self, why: UnavailableDaemonError) -> FleetUnavailableError:
+        return FleetUnavailableError(f"cannot ask node {self.name!r}: {why}")
 
     async def _open_stream(self, args: bytes) -> int:
         request = read(args, ControlRequest)
         if self._nursery is None or len(self._readers) >= MOST_READERS:
-            raise UnavailableError(
+            raise FleetUnavailableError(
                 f"cannot read {request.do!r}: {MOST_READERS} streams of this node are"
                 " read already; end one first"
             )
@@ -346,7 +346,7 @@ class NodeService:
         request = read(args, ReadStream)
         reader = self._readers.get(request.stream)
         if reader is None:
-            raise UnavailableError(
+            raise FleetUnavailableError(
                 f"cannot read stream {request.stream}: it was closed; open it again"
             )
         try:

@@ -40,7 +40,7 @@ from supervisor.cluster.directory_start import READY, DirectoryStart
 from supervisor.cluster.door import NodeDoor
 from supervisor.cluster.loop_thread import LoopThread
 from supervisor.cluster.node_service import JoinState, NodeService
-from supervisor.cluster.requests import UnavailableError, result_of
+from supervisor.cluster.requests import FleetUnavailableError, result_of
 from supervisor.fleet.messages import VERSION
 
 if TYPE_CHECKING:
@@ -216,7 +216,7 @@ class Actors:
         except (RayFault, ValueError, OSError) as why:
             self._found.pop(name, None)
             text = f"cannot reach {what}: {_first_line(why)}; try again"
-            raise UnavailableError(text) from None
+            raise FleetUnavailableError(text) from None
         return result_of(reply)
 
     async def _find(self, name: str, what: str) -> Any:
@@ -224,7 +224,7 @@ class Actors:
             return await in_abandonable_thread(
                 self._look_up, name, limiter=self._limiter
             )
-        raise UnavailableError(
+        raise FleetUnavailableError(
             f"cannot reach {what}: Ray's head does not answer within {LOOK_UP_S:g} s;"
             " try again, or look at the head's machine"
         )
@@ -235,7 +235,7 @@ async def answered(actor: Any, what: str, *words: object) -> Reply:
 
     Raises:
         RayFault: it was not reached, or has ended meanwhile.
-        UnavailableError: it is silent.
+        FleetUnavailableError: it is silent.
     """
     outcome = _Outcome(actor.ask.remote(*words))
     while True:
@@ -246,7 +246,7 @@ async def answered(actor: Any, what: str, *words: object) -> Reply:
         with trio.move_on_after(ALIVE_S) as scope:
             await _Outcome(receive.remote([])).result()
         if scope.cancelled_caught:
-            raise UnavailableError(
+            raise FleetUnavailableError(
                 f"cannot reach {what}: its actor does not answer within"
                 f" {2 * ALIVE_S:g} s: its machine may be cut off, or stopped; try again"
             )

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 Reply: TypeAlias = tuple[bool | None, bytes]
 """Whether it was done, and the result as JSON, or why not as text; None instead of False
-where the same may be asked again (`UnavailableError`). Its form stays over versions: the
+where the same may be asked again (`FleetUnavailableError`). Its form stays over versions: the
 refusal of another version travels in it."""
 
 Handler: TypeAlias = Callable[[bytes], Awaitable[object]]
@@ -30,7 +30,7 @@ class RequestError(Exception):
     """A request cannot be done; the text says what, why and what to do."""
 
 
-class UnavailableError(RequestError):
+class FleetUnavailableError(RequestError):
     """A part of the fleet does not answer now; the same may be asked again."""
 
 
@@ -46,7 +46,7 @@ class Requests:
         handlers: by request.
         refusals: what a handler raises beside `RequestError` to refuse.
         log: gets faults.
-        transient: what a handler raises beside `UnavailableError` where it may be asked
+        transient: what a handler raises beside `FleetUnavailableError` where it may be asked
             again.
     """
 
@@ -67,7 +67,10 @@ class Requests:
             *refusals,
         )
         self._log = log
-        self._transient: tuple[type[Exception], ...] = (UnavailableError, *transient)
+        self._transient: tuple[type[Exception], ...] = (
+            FleetUnavailableError,
+            *transient,
+        )
 
     async def answer(self, version: str, do: str, args: bytes) -> Reply:
         """Do what another actor or a command asks, and return the outcome.
@@ -100,14 +103,14 @@ def result_of(reply: Reply) -> bytes:
     """Return the result of a request as JSON.
 
     Raises:
-        UnavailableError: the same may be asked again.
+        FleetUnavailableError: the same may be asked again.
         RequestError: it was refused.
     """
     is_done, data = reply
     if is_done:
         return bytes(data)
     text = data.decode()
-    raise UnavailableError(text) if is_done is None else RequestError(text)
+    raise FleetUnavailableError(text) if is_done is None else RequestError(text)
 
 
 def read(args: bytes, kind: type[T]) -> T:

@@ -48,7 +48,7 @@ from supervisor.config.places import (
     odd_programs,
 )
 from supervisor.config.policy import check_policies, network_word, odd_policy_limits
-from supervisor.config.read import Fault, Reader
+from supervisor.config.read import DocumentReader, Fault
 from supervisor.config.sandbox import check_sandboxes, profile_named
 from supervisor.config.source import read_source
 from supervisor.config.walls import (
@@ -189,7 +189,7 @@ def load_config(
             possible.
     """
     document = _read(path, once=once)
-    reader = Reader()
+    reader = DocumentReader()
     config: Config = reader.read(Config, document)
     found: list[tuple[str, str]] = []
     for section, check in _CHECKS.items():

@@ -62,7 +62,7 @@ class Fault(NamedTuple):
         return f"{self.key}: {self.reason}" if self.key else self.reason
 
 
-class Reader:
+class DocumentReader:
     """Reads one document.
 
     Attributes:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from supervisor.fleet.fence import FleetLife
     from supervisor.host import Host
     from supervisor.kept_children.kept_child import KeptChild
-    from supervisor.kept_children.roster import Changes, Children
+    from supervisor.kept_children.roster import Children, RosterChanges
 
 
 _CHANGED = ("started", "stopped", "restarted")
@@ -325,7 +325,7 @@ class DaemonOrders:
         finally:
             self._on_reload(False)
 
-    def _tell_reloaded(self, changes: Changes) -> None:
+    def _tell_reloaded(self, changes: RosterChanges) -> None:
         names = {key: getattr(changes, key) for key in _CHANGED}
         counts = ", ".join(f"{len(among)} {key}" for key, among in names.items())
         self._host.log.write("INFO", f"Reloaded: {counts}", **names)

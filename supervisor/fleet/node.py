@@ -45,7 +45,7 @@ from supervisor.fleet.messages import (
 )
 from supervisor.fleet.ray_places import RayPlaces
 from supervisor.fleet.slices import fleet_of
-from supervisor.fleet.states import PHASES, Phase, PhaseAction, PhaseEvent
+from supervisor.fleet.states import PHASES, NodePhase, PhaseAction, PhaseEvent
 from supervisor.fleet.step import Step
 
 if TYPE_CHECKING:
@@ -170,7 +170,7 @@ class Node:
         version: str = VERSION,
     ) -> None:
         self.name = name
-        self.phase = Phase.OUT
+        self.phase = NodePhase.OUT
         self.accounts: tuple[str, ...] = ()
         self.ray = RayPlaces()
         self.own_ray: RayPlace | None = None
@@ -193,7 +193,7 @@ class Node:
     @property
     def is_out(self) -> bool:
         """Whether it is in no fleet, nor about to be."""
-        return self.phase is Phase.OUT
+        return self.phase is NodePhase.OUT
 
     @property
     def deadline_s(self) -> float:
@@ -202,7 +202,7 @@ class Node:
 
     def is_member(self, now: Moment) -> bool:
         """Return whether the lease is held."""
-        return self.phase is Phase.MEMBER and self._lease.is_held(now.clock_s)
+        return self.phase is NodePhase.MEMBER and self._lease.is_held(now.clock_s)
 
     def join(self, now: Moment) -> NodeStep:
         """Ask to be a member, with a new session.
@@ -220,7 +220,7 @@ class Node:
         """
         step = NodeStep()
         self._labels, self.own_ray = labels, ray
-        if self.phase is Phase.MEMBER:
+        if self.phase is NodePhase.MEMBER:
             self._send_join(now, step)
         return step
 
@@ -246,12 +246,12 @@ class Node:
     def tick(self, now: Moment) -> NodeStep:
         """Decide what follows from the time: due ten times a second."""
         step = NodeStep()
-        if self._lease.is_over(now.clock_s) and self.phase is Phase.MEMBER:
+        if self._lease.is_over(now.clock_s) and self.phase is NodePhase.MEMBER:
             self._on(PhaseEvent.EXPIRED, now, step)
         elif now.clock_s >= self._lease.next_s:
-            if self.phase is Phase.JOINING:
+            if self.phase is NodePhase.JOINING:
                 self._send_join(now, step)
-            elif self.phase is Phase.MEMBER:
+            elif self.phase is NodePhase.MEMBER:
                 step.actions.append(AskDaemon(self._lease.begin(now.clock_s)))
         if now.clock_s >= self._tell_s:
             self._tell_s = now.clock_s + BEAT_S
@@ -268,7 +268,7 @@ class Node:
             others: children that the daemon has beside those of the fleet.
         """
         step = NodeStep()
-        if self.phase is Phase.MEMBER and self.session is not None:
+        if self.phase is NodePhase.MEMBER and self.session is not None:
             ray = self.ray.digest
             step.send(self.name, Beat(self.name, self.session, number, others, ray))
             for child_id in self._unconfirmed:
@@ -311,7 +311,7 @@ class Node:
         """Tell a directory that has just started what runs here."""
         is_first = self._epoch == 0
         self._epoch = epoch
-        if self.phase is Phase.MEMBER and not is_first:
+        if self.phase is NodePhase.MEMBER and not is_first:
             self._send_join(now, step)
 
     def _dispatch(self, message: FromDirectory, now: Moment, step: NodeStep) -> None:
@@ -348,7 +348,7 @@ class Node:
 
     def _renew(self, number: int, step: NodeStep) -> None:
         deadline_s = self._lease.renew(number)
-        is_in = self.phase in (Phase.JOINING, Phase.MEMBER)
+        is_in = self.phase in (NodePhase.JOINING, NodePhase.MEMBER)
         if deadline_s is not None and self.session is not None and is_in:
             step.actions.append(Arm(self.session, deadline_s))
 
@@ -419,7 +419,7 @@ class Node:
 
     def _start(self, order: Start, now: Moment, step: NodeStep) -> None:
         is_held = self.is_member(now)
-        may_refuse = self.phase is Phase.MEMBER and self._no_launchpad != ""
+        may_refuse = self.phase is NodePhase.MEMBER and self._no_launchpad != ""
         if not is_held and not may_refuse:
             return  # it is sent again
         known = self._children.get(order.child)

@@ -81,7 +81,7 @@ class ChildAction(Enum):
     SETTLE = "free its place"
 
 
-class Phase(Enum):
+class NodePhase(Enum):
     """A node, as it knows itself."""
 
     OUT = "out"
@@ -214,8 +214,8 @@ _CHILD_ROWS: dict[
     _CS.ENDED: {**_OVER_ROW, _CE.KILL: (_CS.ENDED, _CA.NOTHING)},
 }
 
-_P, _PE, _PA = Phase, PhaseEvent, PhaseAction
-_PHASE_ROWS: dict[Phase, dict[PhaseEvent, tuple[Phase, PhaseAction]]] = {
+_P, _PE, _PA = NodePhase, PhaseEvent, PhaseAction
+_PHASE_ROWS: dict[NodePhase, dict[PhaseEvent, tuple[NodePhase, PhaseAction]]] = {
     _P.OUT: {
         _PE.JOIN: (_P.JOINING, _PA.ASK),
         _PE.JOINED: (_P.OUT, _PA.NOTHING),
@@ -269,5 +269,5 @@ NODES = StateTable("node", NodeState, NodeEvent, _NODE_ROWS)
 CHILDREN = StateTable("child", ChildState, ChildEvent, _CHILD_ROWS)
 """A child, as the directory knows it."""
 
-PHASES = StateTable("node", Phase, PhaseEvent, _PHASE_ROWS)
+PHASES = StateTable("node", NodePhase, PhaseEvent, _PHASE_ROWS)
 """A node's own membership."""

@@ -24,7 +24,13 @@ from supervisor.kept_children.input_pipe import InputPipe
 from supervisor.kept_children.kept_state import KeptChildState
 from supervisor.kept_children.logs import Capture, ChildLog
 from supervisor.sandbox.scratch import Scratch
-from supervisor.spawn.restarts import TABLE, Action, Event, Phase, Restarts
+from supervisor.spawn.restarts import (
+    TABLE,
+    Phase,
+    RestartAction,
+    RestartEvent,
+    Restarts,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Mapping
@@ -61,7 +67,7 @@ def options_of(
     )
 
 
-class Shared(NamedTuple):
+class SharedParts(NamedTuple):
     """The parts that the children of one daemon share.
 
     Attributes:
@@ -107,7 +113,7 @@ class KeptChild:
         section: ChildSection,
         options: ChildOptions,
         log: ChildLog,
-        shared: Shared,
+        shared: SharedParts,
     ) -> None:
         self.name = name
         self.section = section
@@ -240,19 +246,19 @@ class KeptChild:
 
     def stop(self, grace_s: float | None = None) -> None:
         """Ask it to end for good; ``settled`` is set when it has."""
-        action = self._handle(Event.STOP)
+        action = self._handle(RestartEvent.STOP)
         if self.settled.is_set():
             return
         self.reason = "stopped on request"
-        if action is Action.STOP and self.child is not None:
+        if action is RestartAction.STOP and self.child is not None:
             self.child.stop(grace_s)
-        elif action is Action.STOP:  # it is being started
+        elif action is RestartAction.STOP:  # it is being started
             patience_s = START_PATIENCE_S if grace_s is None else grace_s
             until_s = trio.current_time() + min(START_PATIENCE_S, patience_s)
             # Repeated requests do not extend the wait.
             self._start_until = min(self._start_until, until_s)
             self._starting.deadline = self._start_until
-        elif action is Action.LEAVE:
+        elif action is RestartAction.LEAVE:
             self._waiting.cancel()
 
     async def run(self, after: Iterable[KeptChild]) -> None:
@@ -268,7 +274,7 @@ class KeptChild:
                     await other.begun.wait()
             if self.phase is not Phase.WAITING:
                 return
-            self._handle(Event.START)
+            self._handle(RestartEvent.START)
             await self._run_processes()
         finally:
             self.begun.set()
@@ -288,7 +294,7 @@ class KeptChild:
         meaning = self.restarts.ended(status)
         action = self._handle(meaning)
         self.ended.set()
-        if action is not Action.WAIT:
+        if action is not RestartAction.WAIT:
             self._tell_end(meaning)
             return False
         return await self._back_off()
@@ -318,13 +324,16 @@ class KeptChild:
         self._due_at = trio.current_time() + wait_s
         with self._waiting:
             await trio.sleep_until(self._due_at)
-        is_wanted = self._handle(Event.WAITED) is Action.SPAWN
+        is_wanted = self._handle(RestartEvent.WAITED) is RestartAction.SPAWN
         if is_wanted:
             self._expect_start()
         return is_wanted
 
-    def _tell_end(self, meaning: Event) -> None:
-        if meaning is not Event.ENDED_TOO_OFTEN or self.phase is not Phase.GIVEN_UP:
+    def _tell_end(self, meaning: RestartEvent) -> None:
+        if (
+            meaning is not RestartEvent.ENDED_TOO_OFTEN
+            or self.phase is not Phase.GIVEN_UP
+        ):
             return
         policy = self.restarts.policy
         self.reason = (
@@ -346,7 +355,7 @@ class KeptChild:
         """Return the fields that identify the child and its end in a line of the log."""
         return {"child": self.name, **self._last_end}
 
-    def _handle(self, event: Event) -> Action:
+    def _handle(self, event: RestartEvent) -> RestartAction:
         self.phase, action = TABLE.step(self.phase, event)
         return action
 

@@ -19,7 +19,7 @@ from hostlib.segments import Segments
 from hostlib.user_values import parse_size
 from supervisor.kept_children.adhoc_logs import AdhocLogs
 from supervisor.kept_children.fleet_place import fence_options
-from supervisor.kept_children.kept_child import KeptChild, Shared, options_of
+from supervisor.kept_children.kept_child import KeptChild, SharedParts, options_of
 from supervisor.kept_children.log_marks import Marks
 from supervisor.kept_children.logs import ChildLog
 from supervisor.spawn.launcher import SPAWNS_UNDER_WAY
@@ -46,7 +46,7 @@ PROGRESS_S = 1.0
 """Time between two reports of how many have begun: a thousand take some seconds."""
 
 
-class Changes(NamedTuple):
+class RosterChanges(NamedTuple):
     """The effects of a reload, by name."""
 
     started: list[str]
@@ -85,7 +85,7 @@ class Children:
         self.state_dir = places.state_dir
         self._host = host
         self._log_dir = places.logs
-        self._shared = Shared(places.scratch, trio.Semaphore(SPAWNS_UNDER_WAY))
+        self._shared = SharedParts(places.scratch, trio.Semaphore(SPAWNS_UNDER_WAY))
         self._nursery = nursery
         self.by_name: dict[str, KeptChild] = {}
         self._adhoc_logs = AdhocLogs(places.logs)
@@ -328,7 +328,7 @@ class Children:
             raise failures[0]
         return results[0]
 
-    async def reload(self, config: Config) -> Changes:
+    async def reload(self, config: Config) -> RosterChanges:
         """Start, stop and restart the children whose configuration has changed.
 
         Args:
@@ -360,7 +360,7 @@ class Children:
             await kept.begun.wait()
         return changes
 
-    def _compare(self, old: Config, new: Config) -> Changes:
+    def _compare(self, old: Config, new: Config) -> RosterChanges:
         running = {kept.name: kept for kept in self if kept.configured}
         started, restarted, unchanged = [], [], []
         for name, section in new.child.items():
@@ -372,7 +372,7 @@ class Children:
                 unchanged.append(name)
             else:
                 restarted.append(name)
-        return Changes(
+        return RosterChanges(
             started=started,
             stopped=[name for name in running if name not in new.child],
             restarted=restarted,

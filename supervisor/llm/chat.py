@@ -152,7 +152,7 @@ async def _decode(
         forms: copies of the text for which memory is reserved already.
 
     Raises:
-        RefusedError: they are no text, or there is no memory for it.
+        ChatRefusedError: they are no text, or there is no memory for it.
     """
     is_long = len(data) > LARGE_BYTES
     size_bytes = await in_thread_if(is_long, message_bytes, data)
@@ -172,7 +172,7 @@ def _names_in(text: bytes, refusal: bytes) -> list[bytes]:
     """Return the names in lines, without ``-``, which is the child's own stream.
 
     Raises:
-        RefusedError: there are more lines than ``MOST_NAMES``, or one is no file's name.
+        ChatRefusedError: there are more lines than ``MOST_NAMES``, or one is no file's name.
     """
     if text.count(b"\n") > MOST_NAMES:  # count before listing: 8 MiB took 0.4 s
         raise ChatRefusedError(refusal)
@@ -326,7 +326,7 @@ class Outputs:
         """Open every file without changing it.
 
         Raises:
-            RefusedError: a file cannot be opened.
+            ChatRefusedError: a file cannot be opened.
         """
         for name in names:
             self._files.append(await self._open(name))
@@ -361,7 +361,7 @@ class Outputs:
             scope: a shield, which ends after ``SHIELD_S``.
 
         Raises:
-            RefusedError: a file could not be written; earlier ones are written.
+            ChatRefusedError: a file could not be written; earlier ones are written.
         """
         until = trio.current_time() + SHIELD_S
         self._made.clear()  # from here on new files stay

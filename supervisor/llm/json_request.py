@@ -63,7 +63,7 @@ class BadJsonError(ValueError):
     """A request is no JSON object that all readers read alike; the text says why."""
 
 
-class Member(NamedTuple):
+class JsonMember(NamedTuple):
     """The place of a member of the outermost object, in bytes.
 
     Attributes:
@@ -90,7 +90,7 @@ class JsonRequest:
 
     data: bytes
     value: Object
-    members: dict[str, Member]
+    members: dict[str, JsonMember]
     has_long_texts: bool = False
 
     def whole_value(self) -> Object:
@@ -170,7 +170,8 @@ def read_request(data: bytes | bytearray, most_values: int) -> JsonRequest:
         _check_pairs(data, value, has_cuts=bool(cuts))
     places = _Places(text, cuts)
     spans = {
-        name: Member(*map(places.in_bytes, member)) for name, member in members.items()
+        name: JsonMember(*map(places.in_bytes, member))
+        for name, member in members.items()
     }
     return JsonRequest(data, value, spans, bool(cuts))
 
@@ -235,9 +236,9 @@ class _Places:
         return place + (self._left_out[cuts_before - 1] if cuts_before else 0)
 
 
-def _members(text: str) -> tuple[dict[str, Member], Object]:
+def _members(text: str) -> tuple[dict[str, JsonMember], Object]:
     """Return the places of the members of the outermost object, and their values."""
-    members: dict[str, Member] = {}
+    members: dict[str, JsonMember] = {}
     value: Object = {}
     at = _after_blanks(text, 0)
     if text[at : at + 1] != "{":
@@ -254,7 +255,7 @@ def _members(text: str) -> tuple[dict[str, Member], Object]:
         if name in value:
             raise _twice(name)
         value[name] = found
-        members[name] = Member(start, at, end)
+        members[name] = JsonMember(start, at, end)
         at = _after_blanks(text, end)
         is_first = False
     if _after_blanks(text, at + 1) != len(text):

@@ -270,7 +270,7 @@ class Scanner:
         return TextIndex(self._size, self._newlines, self._starts, ends_line=ends_line)
 
 
-class Reader:
+class IndexReader:
     """Feeds a scanner with pieces of any size, and records whether they are text."""
 
     def __init__(self) -> None:

@@ -30,7 +30,7 @@ from supervisor.llmfd.blob_files import (
     make_gone_error,
 )
 from supervisor.llmfd.errors import FdError
-from supervisor.llmfd.index import Reader, TextIndex
+from supervisor.llmfd.index import IndexReader, TextIndex
 from supervisor.llmfd.memory_file import Piece  # noqa: TC001 - msgspec looks at it
 
 if TYPE_CHECKING:
@@ -374,7 +374,7 @@ class Writer:
         self._pieces: list[bytes] = []
         self.incoming: PartialFile | None = None
         self._hash = blake3()
-        self._reader = Reader()
+        self._reader = IndexReader()
         self._reserved = 0
 
     def add(self, piece: bytes) -> None:

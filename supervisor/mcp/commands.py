@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import trio
 
-from supervisor.mcp.files import Path, ToolError
+from supervisor.mcp.files import McpToolError, Path
 from supervisor.spawn.process import ExitStatus
 from supervisor.spawn.request import SpawnError, SpawnRequest
 
@@ -54,7 +54,7 @@ class Exec(msgspec.Struct, forbid_unknown_fields=True):
     ] = TIMEOUT_S
 
 
-class Kept:
+class KeptOutput:
     """The beginning and the end of an output."""
 
     def __init__(self) -> None:
@@ -96,14 +96,14 @@ class Commands:
         """Run a command; return its output and, as the last line, its end.
 
         Raises:
-            ToolError: it cannot be started, or its time is up.
+            McpToolError: it cannot be started, or its time is up.
             LaunchpadLost: no command can be run any more.
 
         Cancellation: it is ended, with all beneath it.
         """
         async with self._slots:
             process, output = await self._start(asked)
-            kept, status = Kept(), ExitStatus()
+            kept, status = KeptOutput(), ExitStatus()
             try:
                 with trio.move_on_after(asked.timeout_s) as patience:
                     async with trio.open_nursery() as nursery:
@@ -121,7 +121,9 @@ class Commands:
         said += "" if not said or said.endswith("\n") else "\n"
         if patience.cancelled_caught:
             how = "give a longer timeout_s, or a shorter command"
-            raise ToolError(f"{said}[ended: its {asked.timeout_s:g} s were up; {how}]")
+            raise McpToolError(
+                f"{said}[ended: its {asked.timeout_s:g} s were up; {how}]"
+            )
         if status.signal is not None:
             return f"{said}[killed by signal {status.signal}]"
         return f"{said}[exit status {status.code}]"
@@ -162,11 +164,11 @@ class Commands:
                 raise
 
 
-async def _take_in(output: trio.lowlevel.FdStream, kept: Kept) -> None:
+async def _take_in(output: trio.lowlevel.FdStream, kept: KeptOutput) -> None:
     async for piece in output:
         kept.add(bytes(piece))
 
 
-def _make_start_error(asked: Exec, why: object) -> ToolError:
+def _make_start_error(asked: Exec, why: object) -> McpToolError:
     how = "name a directory that is there as cwd, or a shorter command"
-    return ToolError(f"cannot run a command in {asked.cwd!r}: {why}; {how}")
+    return McpToolError(f"cannot run a command in {asked.cwd!r}: {why}; {how}")

@@ -63,7 +63,7 @@ Path = Annotated[
 ]
 
 
-class ToolError(Exception):
+class McpToolError(Exception):
     """A failed call; the text has the reason and the remedy."""
 
 
@@ -117,7 +117,7 @@ def read(asked: Read) -> str:
     with _open(asked.path, os.O_RDONLY, "read") as file:
         if b"\0" in os.pread(file.fileno(), _LOOK_BYTES, 0):
             how = "look at it by exec (file, xxd)"
-            raise ToolError(f"cannot read {asked.path!r}: it is no text; {how}")
+            raise McpToolError(f"cannot read {asked.path!r}: it is no text; {how}")
         for number, line in enumerate(_lines_of(file), 1):
             if number < asked.offset:
                 continue
@@ -129,7 +129,7 @@ def read(asked: Read) -> str:
         else:
             if not found and asked.offset > 1:
                 text = f"it has fewer than {asked.offset} lines; use a smaller offset"
-                raise ToolError(f"cannot read {asked.path!r}: {text}")
+                raise McpToolError(f"cannot read {asked.path!r}: {text}")
     return "".join(found)
 
 
@@ -151,21 +151,21 @@ def edit(asked: Edit) -> str:
     path = asked.path
     if not asked.old or asked.old == asked.new:
         text = "old is empty or the same as new; name the text that is to change"
-        raise ToolError(f"cannot edit {path!r}: {text}")
+        raise McpToolError(f"cannot edit {path!r}: {text}")
     old, new = (_encode(text, "edit", path) for text in (asked.old, asked.new))
     with _open(path, os.O_RDONLY, "edit") as file:
         if os.fstat(file.fileno()).st_size > MOST_EDITED_BYTES:
             text = f"it has more than {MOST_EDITED_BYTES} bytes; use exec (sed)"
-            raise ToolError(f"cannot edit {path!r}: {text}")
+            raise McpToolError(f"cannot edit {path!r}: {text}")
         data = file.read(MOST_EDITED_BYTES)
     count = data.count(old)
     if not count:
         text = "the old text is not in it; read it again and take the text from there"
-        raise ToolError(f"cannot edit {path!r}: {text}")
+        raise McpToolError(f"cannot edit {path!r}: {text}")
     if count > 1 and not asked.all:
         how = "give more of the lines around it, or all=true"
         text = f"the old text stands there {count} times; {how}"
-        raise ToolError(f"cannot edit {path!r}: {text}")
+        raise McpToolError(f"cannot edit {path!r}: {text}")
     _replace(path, data.replace(old, new), "edit")
     line = data.count(b"\n", 0, data.index(old)) + 1
     return f"replaced {count} in {path}, the first in line {line}"
@@ -198,7 +198,7 @@ def search(asked: Search) -> str:
     expression = _compile(asked)
     if not os.path.lexists(asked.path):
         text = "no such file or directory; look with list"
-        raise ToolError(f"cannot search {asked.path!r}: {text}")
+        raise McpToolError(f"cannot search {asked.path!r}: {text}")
     until_s = time.monotonic() + SEARCH_S
     matches = (
         f"{path}:{number}:{_text_of(line)[:_MATCH_CHARS]}"
@@ -227,13 +227,13 @@ def _compile(asked: Search) -> Any:
     except re2.error as why:
         reason = _text_of(why.args[0] if why.args else why)
         text = f"{reason}; RE2 has no look-around and no back references"
-        raise ToolError(f"cannot search for {asked.pattern!r}: {text}") from None
+        raise McpToolError(f"cannot search for {asked.pattern!r}: {text}") from None
 
 
 def _read_lines(path: str) -> list[bytes]:
     """Return the lines of a text file; none of a binary, long or unreadable one."""
     stop_if_cancelled()
-    with suppress(ToolError, OSError), _open(path, os.O_RDONLY, "search") as file:
+    with suppress(McpToolError, OSError), _open(path, os.O_RDONLY, "search") as file:
         if os.fstat(file.fileno()).st_size <= MOST_SEARCHED_BYTES:
             data = file.read(MOST_SEARCHED_BYTES)
             if b"\0" not in data[:_LOOK_BYTES]:
@@ -269,7 +269,7 @@ def _open(path: str, flags: int, doing: str) -> IO[bytes]:
     """Open a regular file (rule 2).
 
     Raises:
-        ToolError: it is not regular, or this process may not open it.
+        McpToolError: it is not regular, or this process may not open it.
     """
     try:
         fd = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -278,7 +278,7 @@ def _open(path: str, flags: int, doing: str) -> IO[bytes]:
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
         kind = "a directory; list it" if os.path.isdir(path) else "no file; use exec"
-        raise ToolError(f"cannot {doing} {path!r}: it is {kind}")
+        raise McpToolError(f"cannot {doing} {path!r}: it is {kind}")
     return os.fdopen(fd, "rb" if flags == os.O_RDONLY else "r+b")
 
 
@@ -324,13 +324,13 @@ def _encode(text: str, doing: str, what: str) -> bytes:
         return text.encode()
     except UnicodeEncodeError:
         reason = "the text has half a character; send whole ones"
-        raise ToolError(f"cannot {doing} {what!r}: {reason}") from None
+        raise McpToolError(f"cannot {doing} {what!r}: {reason}") from None
 
 
-def _make_error(doing: str, path: str, why: OSError | ValueError) -> ToolError:
+def _make_error(doing: str, path: str, why: OSError | ValueError) -> McpToolError:
     how = "look with list"
     if isinstance(why, OSError):
         if why.errno in _NOT_OURS:
             how = "use a path beneath the working directory, or TMPDIR"
-        return ToolError(f"cannot {doing} {path!r}: {why.strerror}; {how}")
-    return ToolError(f"cannot {doing} {path!r}: {why}; {how}")
+        return McpToolError(f"cannot {doing} {path!r}: {why.strerror}; {how}")
+    return McpToolError(f"cannot {doing} {path!r}: {why}; {how}")

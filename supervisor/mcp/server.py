@@ -254,11 +254,11 @@ async def _agent_answer(
     agent: AgentTools, name: str, arguments: dict[str, object]
 ) -> tuple[str, bool]:
     """Return the answer of a tool on files or commands, and whether it failed."""
-    from supervisor.mcp.files import ToolError  # noqa: PLC0415 - with --files
+    from supervisor.mcp.files import McpToolError  # noqa: PLC0415 - with --files
 
     try:
         return await agent.call(name, arguments), False
-    except ToolError as why:
+    except McpToolError as why:
         return str(why), True
 
 

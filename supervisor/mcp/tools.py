@@ -13,7 +13,7 @@ import msgspec
 from hostlib.threads import in_thread
 from supervisor.mcp import files
 from supervisor.mcp.commands import Commands, Exec
-from supervisor.mcp.files import ToolError
+from supervisor.mcp.files import McpToolError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -62,7 +62,7 @@ class AgentTools:
         """Return the answer of a call.
 
         Raises:
-            ToolError: it failed; the text is for the agent.
+            McpToolError: it failed; the text is for the agent.
 
             LaunchpadLost: no command can be run any more.
 
@@ -80,7 +80,7 @@ def _parse(name: str, form: type[Any], arguments: dict[str, object]) -> Any:
         return msgspec.convert(arguments, form)
     except msgspec.ValidationError as why:
         text = f"cannot call {name}: {why}; look at its schema"
-        raise ToolError(text) from None
+        raise McpToolError(text) from None
 
 
 def _describe_form(form: type[msgspec.Struct]) -> str:

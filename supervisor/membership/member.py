@@ -58,7 +58,7 @@ from supervisor.fleet.node import (
     StartChild,
     Told,
 )
-from supervisor.fleet.states import Phase
+from supervisor.fleet.states import NodePhase
 from supervisor.fleet.step import Moment, StaleEpochError, StoreError
 from supervisor.fleet.store import FleetStore, StepWriter
 from supervisor.kept_children.fleet_place import FleetPlace
@@ -451,7 +451,11 @@ class Member:
         if launchpad is not None:
             return launchpad if launchpad.session == session else None
         node = self.node
-        if node is None or node.session != session or node.phase is not Phase.MEMBER:
+        if (
+            node is None
+            or node.session != session
+            or node.phase is not NodePhase.MEMBER
+        ):
             return None
         try:
             launchpad = SessionLaunchpad(self._host, session)
@@ -657,7 +661,7 @@ class Member:
 
 def _may_begin(node: Node) -> bool:
     """Return whether another node may be in its place: nothing runs of this one."""
-    return node.phase in (Phase.OUT, Phase.JOINING)
+    return node.phase in (NodePhase.OUT, NodePhase.JOINING)
 
 
 async def _read_ledger(store: FleetStore, directory: str) -> NodeLedger:

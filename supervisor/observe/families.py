@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 COUNTER, GAUGE, HISTOGRAM = "counter", "gauge", "histogram"
 
 
-class Family(NamedTuple):
+class MetricFamily(NamedTuple):
     """One metric with all its values.
 
     Attributes:
@@ -52,7 +52,7 @@ class Family(NamedTuple):
     histograms: tuple[tuple[Labels, Histogram], ...] = ()
 
 
-def families(metrics: Metrics) -> list[Family]:
+def families(metrics: Metrics) -> list[MetricFamily]:
     """Return every figure of a host as it is now."""
     return [
         *_children(metrics),
@@ -66,7 +66,7 @@ def families(metrics: Metrics) -> list[Family]:
     ]
 
 
-def _children(metrics: Metrics) -> Iterator[Family]:
+def _children(metrics: Metrics) -> Iterator[MetricFamily]:
     host, roster = metrics.host, metrics.host.roster
     states = Counter(child.state.value for child in host.children.values())
     down = {phase.value for phase in DOWN}
@@ -75,7 +75,7 @@ def _children(metrics: Metrics) -> Iterator[Family]:
         state = str(row["state"])
         states[state if state in down else State.STARTING.value] += 1
     known = (*State, *DOWN)
-    yield Family(
+    yield MetricFamily(
         "sandhost_children",
         GAUGE,
         "Children by the state of their life, those without a process too",
@@ -114,7 +114,7 @@ def _children(metrics: Metrics) -> Iterator[Family]:
     )
 
 
-def _requests(metrics: Metrics) -> Iterator[Family]:
+def _requests(metrics: Metrics) -> Iterator[MetricFamily]:
     host = metrics.host
     counts = host.pump.counts
     yield _labelled(
@@ -155,7 +155,7 @@ def _requests(metrics: Metrics) -> Iterator[Family]:
     )
 
 
-def _memory(metrics: Metrics) -> Iterator[Family]:
+def _memory(metrics: Metrics) -> Iterator[MetricFamily]:
     host = metrics.host
     yield _gauge(
         "sandhost_payload_bytes",
@@ -191,20 +191,20 @@ def _memory(metrics: Metrics) -> Iterator[Family]:
     )
 
 
-def _counted(metrics: Metrics) -> Iterator[Family]:
+def _counted(metrics: Metrics) -> Iterator[MetricFamily]:
     for one in COUNTED:
         values = tuple(metrics.counts[one.name].items())
-        yield Family(one.name, COUNTER, one.about, one.labels, values)
+        yield MetricFamily(one.name, COUNTER, one.about, one.labels, values)
 
 
-def _quotas(metrics: Metrics) -> Iterator[Family]:
+def _quotas(metrics: Metrics) -> Iterator[MetricFamily]:
     accounts = [
         account
         for service in metrics.host.services
         if isinstance(service, Accounting)
         for account in service.accounts()
     ]
-    yield Family(
+    yield MetricFamily(
         "sandhost_quota",
         GAUGE,
         "Tokens of the host's accounts, weighted as the quota is",
@@ -218,7 +218,7 @@ def _quotas(metrics: Metrics) -> Iterator[Family]:
     )
 
 
-def _workspaces(metrics: Metrics) -> Iterator[Family]:
+def _workspaces(metrics: Metrics) -> Iterator[MetricFamily]:
     sizes = metrics.host.sizes
     total = sizes.total()
     yield _labelled(
@@ -238,12 +238,12 @@ def _workspaces(metrics: Metrics) -> Iterator[Family]:
     )
 
 
-def _networks(metrics: Metrics) -> Iterator[Family]:
+def _networks(metrics: Metrics) -> Iterator[MetricFamily]:
     names = metrics.host.services.network
     if names is None:
         return
     found = tuple(names.granted_figures())
-    yield Family(
+    yield MetricFamily(
         "sandhost_network_connections",
         COUNTER,
         "Connections of children that are there, by granted name",
@@ -255,7 +255,7 @@ def _networks(metrics: Metrics) -> Iterator[Family]:
         for one in found
         for direction, count in (("in", one.bytes_in), ("out", one.bytes_out))
     ]
-    yield Family(
+    yield MetricFamily(
         "sandhost_network_bytes",
         COUNTER,
         "Bytes of these connections; in is what the child got",
@@ -264,8 +264,8 @@ def _networks(metrics: Metrics) -> Iterator[Family]:
     )
 
 
-def _process(metrics: Metrics) -> Iterator[Family]:
-    yield Family(
+def _process(metrics: Metrics) -> Iterator[MetricFamily]:
+    yield MetricFamily(
         "sandhost_loop_lag_seconds",
         HISTOGRAM,
         "How late the event loop was, looked at twice a second",
@@ -273,7 +273,7 @@ def _process(metrics: Metrics) -> Iterator[Family]:
         (),
         (((), _copy(metrics.lag)),),
     )
-    yield Family(
+    yield MetricFamily(
         "sandhost_build_info",
         GAUGE,
         "The versions of this program and of Python; always 1",
@@ -304,26 +304,28 @@ def _process(metrics: Metrics) -> Iterator[Family]:
     )
 
 
-def _gauge(name: str, about: str, value: float) -> Family:
-    return Family(name, GAUGE, about, (), (((), value),))
+def _gauge(name: str, about: str, value: float) -> MetricFamily:
+    return MetricFamily(name, GAUGE, about, (), (((), value),))
 
 
-def _counter(name: str, about: str, value: float) -> Family:
-    return Family(name, COUNTER, about, (), (((), value),))
+def _counter(name: str, about: str, value: float) -> MetricFamily:
+    return MetricFamily(name, COUNTER, about, (), (((), value),))
 
 
 def _labelled(
     kind: str, name: str, about: str, label: str, values: Mapping[str, float]
-) -> Family:
+) -> MetricFamily:
     pairs = tuple(((key,), value) for key, value in values.items())
-    return Family(name, kind, about, (label,), pairs)
+    return MetricFamily(name, kind, about, (label,), pairs)
 
 
-def _times(name: str, about: str, among: Mapping[type[Request], Histogram]) -> Family:
+def _times(
+    name: str, about: str, among: Mapping[type[Request], Histogram]
+) -> MetricFamily:
     copies: Iterable[tuple[Labels, Histogram]] = (
         ((NAMES[kind],), _copy(histogram)) for kind, histogram in among.items()
     )
-    return Family(name, HISTOGRAM, about, ("command",), (), tuple(copies))
+    return MetricFamily(name, HISTOGRAM, about, ("command",), (), tuple(copies))
 
 
 def _copy(histogram: Histogram) -> Histogram:

@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
     from prometheus_client.core import Metric
 
-    from supervisor.observe.families import Family
+    from supervisor.observe.families import MetricFamily
 
 
 class _Snapshot:
     """A collector of a given snapshot; never registered globally."""
 
-    def __init__(self, families: Sequence[Family]) -> None:
+    def __init__(self, families: Sequence[MetricFamily]) -> None:
         self._families = families
 
     def collect(self) -> Iterable[Metric]:
@@ -37,7 +37,7 @@ class _Snapshot:
         return iter(())
 
 
-def _metric(family: Family) -> Metric:
+def _metric(family: MetricFamily) -> Metric:
     if family.histograms or family.kind == "histogram":
         histogram = HistogramMetricFamily(
             family.name, family.about, labels=family.labels
@@ -52,7 +52,7 @@ def _metric(family: Family) -> Metric:
     return metric
 
 
-def render(families: Sequence[Family], accept: str) -> tuple[bytes, str]:
+def render(families: Sequence[MetricFamily], accept: str) -> tuple[bytes, str]:
     """Return the figures as text, and its content type.
 
     Args:

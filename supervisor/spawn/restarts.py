@@ -55,7 +55,7 @@ DOWN = (
 """Phases without a process, those first that an operator has to hear of."""
 
 
-class Event(Enum):
+class RestartEvent(Enum):
     """An event of its life."""
 
     START = "start"  # its turn has come, or somebody asked
@@ -66,7 +66,7 @@ class Event(Enum):
     STOP = "stop"
 
 
-class Action(Enum):
+class RestartAction(Enum):
     """The keeper's action then."""
 
     NOTHING = "-"
@@ -76,9 +76,9 @@ class Action(Enum):
     LEAVE = "leave it"
 
 
-_P, _H, _D = Phase, Event, Action
+_P, _H, _D = Phase, RestartEvent, RestartAction
 
-_ROWS: dict[Phase, dict[Event, tuple[Phase, Action]]] = {
+_ROWS: dict[Phase, dict[RestartEvent, tuple[Phase, RestartAction]]] = {
     _P.WAITING: {
         _H.START: (_P.RUNNING, _D.SPAWN),
         _H.ENDED: (_P.WAITING, _D.NOTHING),
@@ -124,7 +124,7 @@ _ROWS: dict[Phase, dict[Event, tuple[Phase, Action]]] = {
     },
 }
 
-TABLE = StateTable("kept child", Phase, Event, _ROWS)
+TABLE = StateTable("kept child", Phase, RestartEvent, _ROWS)
 """The life of a kept child; every event can happen in every phase."""
 
 
@@ -207,7 +207,7 @@ class Restarts:
         """Record that it was started."""
         self._started = self._clock()
 
-    def ended(self, status: int) -> Event:
+    def ended(self, status: int) -> RestartEvent:
         """Tell what its end means.
 
         Args:
@@ -215,17 +215,17 @@ class Restarts:
         """
         policy = self.policy
         if not policy.wants(status):
-            return Event.ENDED
+            return RestartEvent.ENDED
         now = self._clock()
         if now - self._started >= policy.within_s:
             self._in_a_row = 0
         while self._recent and now - self._recent[0] >= policy.within_s:
             self._recent.popleft()
         if len(self._recent) >= policy.max_restarts:
-            return Event.ENDED_TOO_OFTEN
+            return RestartEvent.ENDED_TOO_OFTEN
         self._recent.append(now)
         self.total += 1
-        return Event.ENDED_AGAIN
+        return RestartEvent.ENDED_AGAIN
 
     def wait_s(self) -> float:
         """Return how long to wait before the restart that was just decided."""

@@ -37,9 +37,9 @@ from supervisor.toolexec.ending import signal_group
 from supervisor.toolexec.executions import InUseError
 from supervisor.toolexec.http_heads import RefusedAtOnceError, chunked_head, trailer
 from supervisor.toolexec.output.chunks import ChunkedReader
-from supervisor.toolexec.output.log import PIECE_BYTES, Holder
+from supervisor.toolexec.output.log import PIECE_BYTES, LogHolder
 from supervisor.toolexec.reply_task import Moment, ReplyForm, Task, TaskState
-from supervisor.toolexec.routes import NoRouteError
+from supervisor.toolexec.routes import ToolRefusedError
 from supervisor.toolexec.slots import BusyError
 from supervisor.toolexec.starts import Start, StartEndedError
 from supervisor.toolexec.wire import GoneError, Wire
@@ -415,7 +415,7 @@ class Connection:
         """Return the sidecar that runs a tool.
 
         Raises:
-            RefusedError: the child may not have the tool, or no sidecar runs it.
+            ToolRefusedError: the child may not have the tool, or no sidecar runs it.
         """
         routes, tool, rights = self._context.routes, request.tool, self._rights
         if not child.begun.is_set():
@@ -423,7 +423,7 @@ class Connection:
             await child.begun.wait()
         if not routes.is_permitted(child, tool, rights):
             refusal = requests.not_permitted(tool)
-            raise NoRouteError(refusal.status, refusal.body)
+            raise ToolRefusedError(refusal.status, refusal.body)
         return await routes.route(child, tool, request.cwd, rights)
 
     # Other requests
@@ -528,7 +528,7 @@ class Connection:
     async def _reply_whole(self, task: Task) -> Refusal | None:
         execution = task.execution
         log = execution.log
-        with log.attached(Holder()):
+        with log.attached(LogHolder()):
             await execution.finished.wait()
             task.moment = Moment.BUSY
             if execution.timed_out:
@@ -553,7 +553,7 @@ class Connection:
         task.moment = Moment.SENDING
         self.wire.make_room()
         log = task.execution.log
-        with log.attached(Holder()):
+        with log.attached(LogHolder()):
             while task.offset < log.end:
                 data = await log.read(task.offset, PIECE_BYTES)
                 task.offset += len(data)
@@ -579,7 +579,7 @@ class Connection:
         """Stream the handle of an output, or the output, once it is complete."""
         execution = task.execution
         log = execution.log
-        with log.attached(Holder()):
+        with log.attached(LogHolder()):
             if task.reader is not None:
                 return await self._stream(task, task.reader)
             await execution.finished.wait()
@@ -638,7 +638,7 @@ class Connection:
     async def _reply_noticed(self, task: Task) -> Refusal | None:
         execution = task.execution
         log = execution.log
-        with log.attached(Holder()):
+        with log.attached(LogHolder()):
             await execution.finished.wait()
             task.moment = Moment.BUSY
             if execution.fault is not None:
@@ -664,7 +664,7 @@ async def _await_start(starting: Awaitable[Execution]) -> Execution | Refusal:
     """Return the started execution, or the refusal for its failure."""
     try:
         return await starting
-    except NoRouteError as why:
+    except ToolRefusedError as why:
         return Refusal(why.status, why.body)
     except InUseError as why:
         return requests.id_in_use(str(why))

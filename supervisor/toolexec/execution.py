@@ -40,7 +40,7 @@ from supervisor.toolexec.ending import (
 )
 from supervisor.toolexec.output.log import LogFullError, LogState
 from supervisor.toolexec.output.pump import OutputPump
-from supervisor.toolexec.routes import NoRouteError
+from supervisor.toolexec.routes import ToolRefusedError
 from supervisor.toolexec.slots import BusyError
 
 if TYPE_CHECKING:
@@ -244,14 +244,14 @@ class Execution:
             with_doors: see ``launch.launch``.
 
         Raises:
-            RefusedError: a limit of its child is passed, or the child's lease is over.
+            ToolRefusedError: a limit of its child is passed, or the child's lease is over.
             SpawnError: it did not start.
             OSError: there is no pipe or door for it.
         """
         try:
             self.owner.host.fence.check(self.owner.child.id)
         except FencedError as why:
-            raise NoRouteError(403, f"fenced: {why}\n".encode()) from None
+            raise ToolRefusedError(403, f"fenced: {why}\n".encode()) from None
         if self.owner.growth is not None:
             await self.owner.growth.begin(self.tool)
         async with AsyncExitStack() as door_stack:

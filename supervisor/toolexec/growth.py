@@ -20,7 +20,7 @@ import trio
 from hostlib.listener import OUT_OF_RESOURCES
 from hostlib.threads import in_thread
 from protocol.toolexec.requests import printable
-from supervisor.toolexec.routes import NoRouteError
+from supervisor.toolexec.routes import ToolRefusedError
 from vfs import growth
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class Growth:
             tool: its name.
 
         Raises:
-            RefusedError: a limit is passed.
+            ToolRefusedError: a limit is passed.
             OSError: measuring is impossible, so no tool may run.
         """
         ended = self._ended
@@ -85,7 +85,9 @@ class Growth:
             await self.look()  # the child may have removed files
             limit = self._passed_limit()
             if limit:
-                raise NoRouteError(403, (_REFUSED % (printable(tool), limit)).encode())
+                raise ToolRefusedError(
+                    403, (_REFUSED % (printable(tool), limit)).encode()
+                )
 
     async def _look_first(self) -> None:
         """Measure before the first tool.
@@ -190,7 +192,7 @@ class Growth:
             self._session.client.ledger, _reserved_bytes(self._session)
         )
 
-    async def _content(self) -> growth.Content:
+    async def _content(self) -> growth.PlacesContent:
         """Measure the places that the child may write.
 
         Raises:

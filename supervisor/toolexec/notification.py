@@ -17,7 +17,7 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from protocol.toolexec.requests import printable
-from supervisor.toolexec.routes import NoRouteError, SpawnPlan
+from supervisor.toolexec.routes import SpawnPlan, ToolRefusedError
 from supervisor.toolexec.starts import Start, StartEndedError
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def argv_of(configured: NotifyCommand | None, request: Notify) -> tuple[str, ...
     """Return the command line of a request.
 
     Raises:
-        RefusedError: 403, with the reason.
+        ToolRefusedError: 403, with the reason.
     """
     if configured is None:
         raise _forbidden("no notification command is configured")
@@ -85,7 +85,7 @@ async def start(
         request: the request.
 
     Raises:
-        RefusedError: it is not permitted.
+        ToolRefusedError: it is not permitted.
         BusyError: no slot is left.
         SpawnError: it cannot be started.
         OSError: another resource for it is missing.
@@ -110,5 +110,5 @@ async def start(
     return execution
 
 
-def _forbidden(why: str) -> NoRouteError:
-    return NoRouteError(403, f"forbidden: {why}\n".encode())
+def _forbidden(why: str) -> ToolRefusedError:
+    return ToolRefusedError(403, f"forbidden: {why}\n".encode())

@@ -19,11 +19,11 @@ from supervisor.toolexec.kinds import DEV_TOOLS, ORDER, OWNERS, toolchains_for
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from protocol.toolexec.token import Rights
+    from protocol.toolexec.token import TokenRights
     from supervisor.fsproxy.ports import ChildView
 
 
-class NoRouteError(Exception):
+class ToolRefusedError(Exception):
     """A request that no sidecar serves.
 
     Attributes:
@@ -98,7 +98,7 @@ class Target(Protocol):
             An O_PATH descriptor; the caller closes it.
 
         Raises:
-            RefusedError: 400: it leads out, or is missing.
+            ToolRefusedError: 400: it leads out, or is missing.
             OSError: the workspace has been removed, or a resource is missing.
         """
         ...
@@ -117,12 +117,12 @@ class Target(Protocol):
 class Routes(Protocol):
     """All sidecars of a host."""
 
-    def is_permitted(self, child: ChildView, tool: str, rights: Rights) -> bool:
+    def is_permitted(self, child: ChildView, tool: str, rights: TokenRights) -> bool:
         """Return whether an allowlist has the tool, and the token stands for it."""
         ...
 
     async def route(
-        self, child: ChildView, tool: str, cwd: bytes, rights: Rights
+        self, child: ChildView, tool: str, cwd: bytes, rights: TokenRights
     ) -> Target:
         """Return the sidecar that runs a tool.
 
@@ -133,7 +133,7 @@ class Routes(Protocol):
             rights: of the request's token.
 
         Raises:
-            RefusedError: 403 or 409.
+            ToolRefusedError: 403 or 409.
         """
         ...
 
@@ -149,12 +149,12 @@ class Routes(Protocol):
 class NoSidecars:
     """The routes of a host without a sidecar: no tool is permitted."""
 
-    def is_permitted(self, child: ChildView, tool: str, rights: Rights) -> bool:
+    def is_permitted(self, child: ChildView, tool: str, rights: TokenRights) -> bool:
         """Return False."""
         return False
 
     async def route(
-        self, child: ChildView, tool: str, cwd: bytes, rights: Rights
+        self, child: ChildView, tool: str, cwd: bytes, rights: TokenRights
     ) -> Target:
         """Raise: it is never called, since no tool is permitted."""
         raise NotImplementedError(tool)
@@ -207,7 +207,7 @@ def candidates(tool: str, sidecars: Sequence[R]) -> tuple[R, ...]:
         sidecars: in the order of the configuration.
 
     Raises:
-        RefusedError: 403: no list has it.
+        ToolRefusedError: 403: no list has it.
     """
     eligible = _eligible(tool, sidecars)
     if eligible and not any(tool in sidecar.allow for sidecar in eligible):
@@ -224,14 +224,14 @@ def _eligible(tool: str, sidecars: Sequence[R]) -> list[R]:
     return first + [s for s in ordered if s.kind != owner and tool in s.allow]
 
 
-def forbidden(tool: str, sidecars: Iterable[Routable]) -> NoRouteError:
+def forbidden(tool: str, sidecars: Iterable[Routable]) -> ToolRefusedError:
     """Return the refusal of a tool that is in no list."""
     names = ", ".join(f"'{sidecar.name}'" for sidecar in sidecars)
     text = f"forbidden: tool '{tool}' is not permitted by the allowlist of {names}\n"
-    return NoRouteError(403, text.encode())
+    return ToolRefusedError(403, text.encode())
 
 
-def unavailable(tool: str, sidecars: Iterable[Routable]) -> NoRouteError:
+def unavailable(tool: str, sidecars: Iterable[Routable]) -> ToolRefusedError:
     """Return the refusal of a tool that no running sidecar has."""
     kinds = dict.fromkeys(toolchains_for(tool))
     kinds.update(dict.fromkeys(s.kind for s in sidecars if tool in s.allow))
@@ -241,4 +241,4 @@ def unavailable(tool: str, sidecars: Iterable[Routable]) -> NoRouteError:
         f"tool '{tool}' not available in running sidecars; start an appropriate"
         f" toolchain (e.g., {advice})\n"
     )
-    return NoRouteError(409, text.encode())
+    return ToolRefusedError(409, text.encode())

@@ -24,13 +24,13 @@ from supervisor.sandbox.scratch import Scratch, ScratchState
 from supervisor.spawn.process import ProcessState  # noqa: TC001 - msgspec
 from supervisor.toolexec.backends.local import LocalSidecar
 from supervisor.toolexec.kinds import ALL_TOOLS
-from supervisor.toolexec.routes import NoRouteError, candidates, unavailable
+from supervisor.toolexec.routes import ToolRefusedError, candidates, unavailable
 from supervisor.toolexec.supervision import supervise
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 
-    from protocol.toolexec.token import Rights
+    from protocol.toolexec.token import TokenRights
     from supervisor.fsproxy.ports import ChildView
     from supervisor.parts import Parts
     from supervisor.spawn.process import SpawnedProcess
@@ -107,7 +107,7 @@ class Sidecars:
         configured = (sidecar.allow for sidecar in sidecars)
         self.tools = ALL_TOOLS.union(*configured)
 
-    def is_permitted(self, child: ChildView, tool: str, rights: Rights) -> bool:
+    def is_permitted(self, child: ChildView, tool: str, rights: TokenRights) -> bool:
         """See ``routes.Routes``; a child's own policy may allow less."""
         if tool not in self.tools:
             return False
@@ -117,21 +117,21 @@ class Sidecars:
         return all(some is None or tool in some for some in (granted, rights.tools))
 
     async def route(
-        self, child: ChildView, tool: str, cwd: bytes, rights: Rights
+        self, child: ChildView, tool: str, cwd: bytes, rights: TokenRights
     ) -> Target:
         """See ``routes.Routes``."""
         found = candidates(tool, self.sidecars)
         allowed = [sidecar for sidecar in found if _may_use(child, rights, sidecar)]
         if found and not allowed:
             text = f"forbidden: tool '{tool}' is not permitted with narrowed rights\n"
-            raise NoRouteError(403, text.encode())
+            raise ToolRefusedError(403, text.encode())
         found, allowed = tuple(allowed), [*_fenced(child, allowed)]
         if found and not allowed:
             text = (
                 f"forbidden: tool '{tool}' runs in a container, which outlives the lease"
                 " of a fleet's child; have a local sidecar, or [fleet] unfenced = true\n"
             )
-            raise NoRouteError(403, text.encode())
+            raise ToolRefusedError(403, text.encode())
         for sidecar in allowed:
             # One after another: a worse one is asked only after a better one.
             if await sidecar.has(child, tool, cwd) and sidecar.is_running:
@@ -173,7 +173,7 @@ class Sidecars:
                     yield fd, "pidfd"
 
 
-def _may_use(child: ChildView, rights: Rights, sidecar: Backend) -> bool:
+def _may_use(child: ChildView, rights: TokenRights, sidecar: Backend) -> bool:
     """Return whether a sidecar's tools have the token's rights at most (A5, I8).
 
     Without a workspace of the sidecar, tools work in all of the child's root; with FD

@@ -23,7 +23,7 @@ from protocol.toolexec import token as toolexec_token
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from protocol.toolexec.token import Rights
+    from protocol.toolexec.token import TokenRights
 
 TOKEN_BYTES = 16
 """128 bits, which the child sees as 32 hexadecimal digits."""
@@ -55,7 +55,7 @@ class Tokens(Generic[Owner]):
         self._owners.pop(self._digest(token.encode()), None)
         self._names.pop(toolexec_token.identity(token), None)
 
-    def find(self, pieces: Iterable[bytes]) -> tuple[Owner, Rights] | None:
+    def find(self, pieces: Iterable[bytes]) -> tuple[Owner, TokenRights] | None:
         """Return the owner and rights of the token in one of the pieces, or None."""
         found = None
         for piece in pieces:
@@ -68,7 +68,7 @@ class Tokens(Generic[Owner]):
                 found = self._find_narrowed(piece) or found
         return found
 
-    def _find_narrowed(self, piece: bytes) -> tuple[Owner, Rights] | None:
+    def _find_narrowed(self, piece: bytes) -> tuple[Owner, TokenRights] | None:
         taken = toolexec_token.parse_narrowed(piece)
         if taken is None:
             return None
@@ -78,7 +78,7 @@ class Tokens(Generic[Owner]):
             return None
         if not hmac.compare_digest(toolexec_token.mac(token, caveats), given):
             return None
-        rights = toolexec_token.Rights.of(caveats)
+        rights = toolexec_token.TokenRights.of(caveats)
         if rights is None or not rights.is_narrowed:
             return None
         return self._owners[self._digest(token.encode())][1], rights

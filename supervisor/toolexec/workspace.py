@@ -19,7 +19,7 @@ import os
 from hostlib.listener import OUT_OF_RESOURCES
 from hostlib.threads import in_thread
 from supervisor.sandbox import ownership
-from supervisor.toolexec.routes import NoRouteError
+from supervisor.toolexec.routes import ToolRefusedError
 from vfs.errors import AccessDeniedError
 from vfs.policy import open_directory
 
@@ -49,7 +49,7 @@ async def open_cwd(
         An O_PATH descriptor; the caller closes it.
 
     Raises:
-        RefusedError: 400: it is no directory beneath the workspace.
+        ToolRefusedError: 400: it is no directory beneath the workspace.
         OSError: no descriptor or memory is left.
     """
     rest = beneath_name(cwd)
@@ -77,7 +77,7 @@ def open_in_mount(
         An O_PATH descriptor; the caller closes it.
 
     Raises:
-        RefusedError: 400: it is no directory that the child may enter.
+        ToolRefusedError: 400: it is no directory that the child may enter.
         OSError: no descriptor or memory is left.
     """
     name = name if rest is None else rest
@@ -106,10 +106,10 @@ def beneath_name(cwd: bytes) -> bytes | None:
     return None
 
 
-def make_refusal() -> NoRouteError:
+def make_refusal() -> ToolRefusedError:
     """Return the refusal of a working directory."""
     text = b"bad request: cwd is not a directory beneath /workspace\n"
-    return NoRouteError(400, text)
+    return ToolRefusedError(400, text)
 
 
 def path_of(fd: int) -> str:

@@ -21,7 +21,7 @@ from hostlib.linux.files import DIRECTORY, closing_fd
 from hostlib.threads import in_thread
 from supervisor.workspace.directory import path_of
 from supervisor.workspace.settings import disk_room
-from vfs.growth import Content, MovedError, content_beneath
+from vfs.growth import MovedError, PlacesContent, content_beneath
 
 if TYPE_CHECKING:
     from supervisor.workspace.use import WorkspaceUse
@@ -127,7 +127,7 @@ class LayerBounds:
         return None
 
 
-def _count(upper: int) -> Content | None:
+def _count(upper: int) -> PlacesContent | None:
     """Count what lies in the layer; None if something was moved meanwhile."""
     try:
         return content_beneath(upper)

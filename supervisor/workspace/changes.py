@@ -18,7 +18,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from hostlib.linux.files import closing_fd
-from supervisor.workspace.layers import TOP, LayeredTree, Node, join, split
+from supervisor.workspace.layers import TOP, LayeredTree, TreeNode, join, split
 from supervisor.workspace.linux import data_ranges
 from vfs.policy import is_staged
 
@@ -65,13 +65,13 @@ class Row:
 
     path: bytes
     change: Change
-    new: Node | None
-    old: Node | None
+    new: TreeNode | None
+    old: TreeNode | None
     origin: bytes | None = None
-    replaced: Node | None = None
+    replaced: TreeNode | None = None
 
     @property
-    def node(self) -> Node:
+    def node(self) -> TreeNode:
         """Return the workspace's object; the base's where that was deleted."""
         node = self.old if self.new is None else self.new
         if node is None:
@@ -108,16 +108,16 @@ class Row:
         return stat.S_IMODE(self.node.status.st_mode)
 
 
-def _skip_sockets(node: Node | None) -> Node | None:
+def _skip_sockets(node: TreeNode | None) -> TreeNode | None:
     return None if node is not None and node.kind == stat.S_IFSOCK else node
 
 
-def _is_unpublished(node: Node) -> bool:
+def _is_unpublished(node: TreeNode) -> bool:
     name = os.fsdecode(split(node.path)[1])
     return node.kind == stat.S_IFREG and is_staged(name)
 
 
-def _size(node: Node | None) -> int:
+def _size(node: TreeNode | None) -> int:
     if node is None or node.kind not in {stat.S_IFREG, stat.S_IFLNK}:
         return 0
     return node.status.st_size
@@ -167,7 +167,7 @@ class _Comparison:
         new, old = self._merged.top(), self._base.top()
         if stat.S_IMODE(new.status.st_mode) != stat.S_IMODE(old.status.st_mode):
             yield Row(TOP, Change.MODE, new, old)
-        pending: list[tuple[Node, Node | None]] = [(new, old)]
+        pending: list[tuple[TreeNode, TreeNode | None]] = [(new, old)]
         while pending:
             for name, here, there in self._pairs(*pending.pop()):
                 if there is None and here is not None and _is_unpublished(here):
@@ -197,14 +197,14 @@ class _Comparison:
                         found.add(origin)
         return frozenset(found)
 
-    def _expect(self, directory: Node, name: bytes) -> bytes | None:
+    def _expect(self, directory: TreeNode, name: bytes) -> bytes | None:
         """Return where the base has an entry of a directory if that was not renamed."""
         origin = self._merged.base_path(directory)
         return None if origin is None else join(origin, name)
 
     def _pairs(
-        self, new: Node, old: Node | None
-    ) -> Iterator[tuple[bytes, Node | None, Node | None]]:
+        self, new: TreeNode, old: TreeNode | None
+    ) -> Iterator[tuple[bytes, TreeNode | None, TreeNode | None]]:
         """Yield (path, new, old) of what may differ in a directory."""
         is_same_place = old is not None and self._merged.base_path(new) == old.path
         with self._merged.read(new) as reader:
@@ -215,8 +215,8 @@ class _Comparison:
             yield join(new.path, name), news.get(name), olds.get(name)
 
     def _base_entries(
-        self, old: Node, names: set[bytes], *, is_all: bool
-    ) -> dict[bytes, Node]:
+        self, old: TreeNode, names: set[bytes], *, is_all: bool
+    ) -> dict[bytes, TreeNode]:
         """Return what the base has in a directory under some names, or all of them."""
         if not names and not is_all:
             return {}
@@ -229,8 +229,8 @@ class _Comparison:
         return found
 
     def _entry(
-        self, path: bytes, new: Node | None, old: Node | None
-    ) -> tuple[Row | None, tuple[Node, Node | None] | None]:
+        self, path: bytes, new: TreeNode | None, old: TreeNode | None
+    ) -> tuple[Row | None, tuple[TreeNode, TreeNode | None] | None]:
         """Return the row of one path, and the directories to compare beneath it."""
         new, old = _skip_sockets(new), _skip_sockets(old)
         if new is None:
@@ -247,7 +247,7 @@ class _Comparison:
             return row, None
         return row, (new, old if old is not None and old.is_directory else None)
 
-    def _change(self, new: Node, old: Node | None) -> Change | None:
+    def _change(self, new: TreeNode, old: TreeNode | None) -> Change | None:
         if old is None:
             return Change.ADDED
         if new.kind != old.kind:
@@ -260,20 +260,20 @@ class _Comparison:
             return Change.MODE if new.kind != stat.S_IFLNK else None
         return None
 
-    def _is_same(self, new: Node, old: Node) -> bool:
+    def _is_same(self, new: TreeNode, old: TreeNode) -> bool:
         """Tell whether the workspace shows the base's own object, at its place."""
         first = new.parts[0]
         is_base = first.layer == self._merged.base_layer
         return is_base and first.path == old.parts[0].path
 
-    def _is_equal(self, new: Node, old: Node) -> bool:
+    def _is_equal(self, new: TreeNode, old: TreeNode) -> bool:
         if new.kind == stat.S_IFLNK:
             return self._merged.read_link(new) == self._base.read_link(old)
         if new.kind == stat.S_IFREG:
             return self._has_equal_content(new, old)
         return new.status.st_rdev == old.status.st_rdev
 
-    def _has_equal_content(self, new: Node, old: Node) -> bool:
+    def _has_equal_content(self, new: TreeNode, old: TreeNode) -> bool:
         if new.status.st_size != old.status.st_size:
             return False
         with (
@@ -287,8 +287,8 @@ class _ViewComparison(_Comparison):
     """Compares two stacks; the older one stands where else the base does."""
 
     def _pairs(
-        self, new: Node, old: Node | None
-    ) -> Iterator[tuple[bytes, Node | None, Node | None]]:
+        self, new: TreeNode, old: TreeNode | None
+    ) -> Iterator[tuple[bytes, TreeNode | None, TreeNode | None]]:
         if old is None:
             with self._merged.read(new) as reader:
                 for node in reader.entries():
@@ -302,7 +302,7 @@ class _ViewComparison(_Comparison):
                 path = join(new.path, name)
                 yield path, news.look_up(name), olds.look_up(name)
 
-    def _count_shared(self, new: Node, old: Node) -> int:
+    def _count_shared(self, new: TreeNode, old: TreeNode) -> int:
         """Return how many of the oldest parts two directories have in common."""
         count = 0
         pairs = zip(reversed(new.parts), reversed(old.parts), strict=False)
@@ -312,7 +312,7 @@ class _ViewComparison(_Comparison):
             count += 1
         return count
 
-    def _is_same(self, new: Node, old: Node) -> bool:
+    def _is_same(self, new: TreeNode, old: TreeNode) -> bool:
         return self._merged.key(new.parts[0]) == self._base.key(old.parts[0])
 
 

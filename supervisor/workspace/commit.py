@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from supervisor.workspace.changes import Row
     from supervisor.workspace.held_workspace import HeldWorkspace, Trees
-    from supervisor.workspace.selection import Selection
+    from supervisor.workspace.selection import CommitSelection
 
 _MARK_BYTES = 8
 _AS_IT_WAS = "the base is as it was"
@@ -90,7 +90,7 @@ class Commits:
         # Objects that an undone commit could not bring back: path -> path where it is.
         self._aside: dict[bytes, bytes] = {}
 
-    def commit(self, selection: Selection, *, is_dry: bool) -> CommitResult:
+    def commit(self, selection: CommitSelection, *, is_dry: bool) -> CommitResult:
         """Bring what is chosen to the base, or nothing of it.
 
         Precondition: no commit is cut, and unless this is dry, what is sealed is one layer
@@ -113,7 +113,12 @@ class Commits:
                 return CommitResult(conflicts=(conflict,), left=left)
 
     def _commit_rows(
-        self, trees: Trees, rows: Sequence[Row], selection: Selection, *, is_dry: bool
+        self,
+        trees: Trees,
+        rows: Sequence[Row],
+        selection: CommitSelection,
+        *,
+        is_dry: bool,
     ) -> CommitResult:
         """Commit what is chosen of all that was changed.
 

@@ -18,10 +18,10 @@ from supervisor.workspace.hidden_files import hidden_paths
 from supervisor.workspace.layers import is_beneath, parents, split
 from supervisor.workspace.merge import CannotMergeError, Merger
 from supervisor.workspace.selection import (
+    CommitSelection,
     Guard,
     NoMatchError,
     Patterns,
-    Selection,
     changed_paths,
     check_matches,
     choose_rows,
@@ -72,7 +72,9 @@ class CommitPlan:
 class Planner:
     """Decides what a commit takes."""
 
-    def __init__(self, held: HeldWorkspace, trees: Trees, selection: Selection) -> None:
+    def __init__(
+        self, held: HeldWorkspace, trees: Trees, selection: CommitSelection
+    ) -> None:
         self._held = held
         self._trees = trees
         self._selection = selection
@@ -217,7 +219,7 @@ def _check_shows(trees: Trees, dropped: Sequence[Row]) -> None:
 
 
 def _conflicts(
-    judge: Judge, rows: Sequence[Row], selection: Selection
+    judge: Judge, rows: Sequence[Row], selection: CommitSelection
 ) -> list[Conflict]:
     found = []
     for row in rows:
@@ -227,7 +229,9 @@ def _conflicts(
     return found
 
 
-def _sides(rows: Sequence[Row], selection: Selection) -> tuple[list[Row], list[Row]]:
+def _sides(
+    rows: Sequence[Row], selection: CommitSelection
+) -> tuple[list[Row], list[Row]]:
     """Return the rows to apply, and those of which the base's side wins."""
     mine = [row for row in rows if _is_named(selection.mine, row)]
     return [row for row in rows if row not in mine], mine

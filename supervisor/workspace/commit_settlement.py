@@ -24,7 +24,7 @@ from supervisor.workspace.commit_journal import (
 )
 from supervisor.workspace.layers import (
     LayeredTree,
-    Node,
+    TreeNode,
     is_beneath,
     join,
     split,
@@ -227,7 +227,7 @@ def record_applied(
                 record[path] = CHANGED
 
 
-def _has_facts_of(old: Node | None, new: Node) -> bool:
+def _has_facts_of(old: TreeNode | None, new: TreeNode) -> bool:
     """Tell whether the base's object is what was put there, and was not changed since."""
     if old is None or old.status.st_mode != new.status.st_mode:
         return False
@@ -235,7 +235,7 @@ def _has_facts_of(old: Node | None, new: Node) -> bool:
     return new.is_directory or facts[0] == facts[1]
 
 
-def _written_in(seen: Seen, directory: Node) -> Seen:
+def _written_in(seen: Seen, directory: TreeNode) -> Seen:
     """Return what is seen of a directory that a commit has written in."""
     return msgspec.structs.replace(seen, ctime_ns=directory.status.st_ctime_ns)
 

@@ -33,7 +33,7 @@ from supervisor.workspace.record import digest_inside
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from supervisor.workspace.layers import LayeredTree, Node
+    from supervisor.workspace.layers import LayeredTree, TreeNode
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class MergedFile:
     expected: Identity
     ctime_ns: int
 
-    def is_of(self, node: Node | None) -> bool:
+    def is_of(self, node: TreeNode | None) -> bool:
         """Tell whether the base still has what was merged."""
         if node is None or node.status.st_ctime_ns != self.ctime_ns:
             return False
@@ -143,7 +143,7 @@ class Staging:
             found = msgspec.structs.replace(found, inside=inside)
         return found
 
-    def _is_mode_alone(self, row: Row, old: Node) -> bool:
+    def _is_mode_alone(self, row: Row, old: TreeNode) -> bool:
         """Tell whether a new mode of the base's own object is all that there is to do."""
         new = row.new
         if row.change is not Change.MODE or new is None:
@@ -172,7 +172,7 @@ class Staging:
         return steps
 
     def _attribute_steps(
-        self, path: bytes, inode: int, new: Node, old: Node
+        self, path: bytes, inode: int, new: TreeNode, old: TreeNode
     ) -> list[Step]:
         """Return the step that brings along what was changed of a directory's attributes."""
         if not new.is_directory:
@@ -185,7 +185,7 @@ class Staging:
         }
         return [SetAttributes(path, inode, values)] if values else []
 
-    def _put(self, row: Row, new: Node) -> Put:
+    def _put(self, row: Row, new: TreeNode) -> Put:
         expected = None
         if row.old is not None:
             expected = self._expect(row.old.path, is_whole=True)
@@ -224,7 +224,7 @@ def _facts(status: os.stat_result) -> tuple[int, int, int]:
     return status.st_uid, status.st_gid, status.st_mtime_ns
 
 
-def _xattrs_in(tree: LayeredTree, node: Node) -> dict[str, bytes]:
+def _xattrs_in(tree: LayeredTree, node: TreeNode) -> dict[str, bytes]:
     """Return the attributes of the user namespace of a file or a directory."""
     with closing_fd(tree.open_node(node)) as fd:
         return dict(user_attributes(fd))

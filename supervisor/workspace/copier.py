@@ -22,7 +22,7 @@ from supervisor.workspace.linux import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from supervisor.workspace.layers import LayeredTree, Node
+    from supervisor.workspace.layers import LayeredTree, TreeNode
 
 NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 """Flags of open(2) for a file that is not there yet."""
@@ -52,7 +52,7 @@ class Copier:
         self._paths: dict[tuple[int, int], bytes] = {}
         self.size_bytes = 0
 
-    def copy(self, node: Node, directory: int, path: bytes) -> None:
+    def copy(self, node: TreeNode, directory: int, path: bytes) -> None:
         """Copy an object; a directory without what is in it.
 
         Args:
@@ -88,12 +88,12 @@ class Copier:
             with held_entry(directory, name) as copy:
                 self._finish(node, copy, None)
 
-    def finish_directory(self, node: Node, copy: int) -> None:
+    def finish_directory(self, node: TreeNode, copy: int) -> None:
         """Give the copy of a directory what its object has, once all is in it."""
         with closing_fd(self._tree.open_node(node)) as source:
             self._finish(node, copy, source)
 
-    def _copy_file(self, node: Node, directory: int, name: bytes) -> None:
+    def _copy_file(self, node: TreeNode, directory: int, name: bytes) -> None:
         with (
             closing_fd(os.open(name, NEW_FILE, 0o600, dir_fd=directory)) as copy,
             closing_fd(self._tree.open_node(node)) as source,
@@ -102,7 +102,7 @@ class Copier:
             self.size_bytes += os.fstat(copy).st_size
             self._finish(node, copy, source)
 
-    def _finish(self, node: Node, copy: int, source: int | None) -> None:
+    def _finish(self, node: TreeNode, copy: int, source: int | None) -> None:
         """Give a copy the owner, extended attributes, mode and times of its object.
 
         In this order: chown(2) takes away capabilities and set-user-ID. ``source`` is None

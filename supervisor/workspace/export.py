@@ -29,7 +29,7 @@ from supervisor.workspace.patch import write_patch
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from supervisor.workspace.layers import LayeredTree, Node
+    from supervisor.workspace.layers import LayeredTree, TreeNode
 
     Writer = Callable[[LayeredTree, LayeredTree, Sequence[Row], IO[bytes]], None]
 
@@ -161,7 +161,7 @@ def _member(path: bytes) -> tarfile.TarInfo:
 def add_node(
     tar: tarfile.TarFile,
     merged: LayeredTree,
-    node: Node,
+    node: TreeNode,
     links: dict[tuple[int, int], bytes],
 ) -> None:
     """Add an object of a tree to a tar.
@@ -205,7 +205,7 @@ def add_node(
         tar.addfile(member, content)
 
 
-def _xattrs(merged: LayeredTree, node: Node) -> dict[str, str]:
+def _xattrs(merged: LayeredTree, node: TreeNode) -> dict[str, str]:
     with closing_fd(merged.open_node(node)) as fd:
         return _headers(fd)
 

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from supervisor.workspace.directory import WorkspaceDirectory
-    from supervisor.workspace.layers import LayeredTree, Node
+    from supervisor.workspace.layers import LayeredTree, TreeNode
 
 LAYER = "hidden"
 """The name of the layer in a workspace's directory."""
@@ -333,7 +333,7 @@ def visible_rows(
 
 
 def _visible_parts(
-    row: Row, old: Node, hide: Patterns, base: LayeredTree
+    row: Row, old: TreeNode, hide: Patterns, base: LayeredTree
 ) -> Iterator[Row]:
     inside = list(objects_beneath(base, old, row.path)) if old.is_directory else []
     hidden = {path for path, node in inside if is_hidden(hide, node)}
@@ -346,7 +346,7 @@ def _visible_parts(
             yield Row(path, Change.DELETED, None, node)
 
 
-def shows_hidden(node: Node, hide: Patterns, base_layer: int) -> bool:
+def shows_hidden(node: TreeNode, hide: Patterns, base_layer: int) -> bool:
     """Tell whether an object of a workspace is one that is hidden in the base."""
     part = node.parts[0]
     if part.layer != base_layer:
@@ -354,7 +354,7 @@ def shows_hidden(node: Node, hide: Patterns, base_layer: int) -> bool:
     return hide.match(part.path, is_directory=node.is_directory)
 
 
-def is_hidden(hide: Patterns, node: Node) -> bool:
+def is_hidden(hide: Patterns, node: TreeNode) -> bool:
     """Tell whether an object is one that patterns hide, or lies beneath such."""
     return hide.match(node.path, is_directory=node.is_directory)
 

@@ -18,7 +18,7 @@ import msgspec
 from supervisor.workspace.changes import Change, Row
 from supervisor.workspace.layers import (
     LayeredTree,
-    Node,
+    TreeNode,
     is_beneath,
     objects_beneath,
     parents,
@@ -334,7 +334,7 @@ class Judge:
         is_seen = old.status.st_ctime_ns < seen_ns or self._is_recorded(old.path)
         return "" if is_seen else _CHANGED
 
-    def _removal_conflict(self, old: Node | None) -> str:
+    def _removal_conflict(self, old: TreeNode | None) -> str:
         if old is None:
             return ""
         if not old.is_directory:

@@ -99,7 +99,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class TreeNode:
     """One object of the merged tree.
 
     Attributes:
@@ -148,7 +148,7 @@ class LayeredTree:
         """Return the number of the last layer."""
         return len(self._tops) - 1
 
-    def base_path(self, node: Node) -> bytes | None:
+    def base_path(self, node: TreeNode) -> bytes | None:
         """Return where the base has an object; None if no part of it is the base's."""
         oldest = node.parts[-1]
         return oldest.path if oldest.layer == self.base_layer else None
@@ -163,14 +163,14 @@ class LayeredTree:
             self._statuses[layer] = os.fstat(self._tops[layer])
         return self._statuses[layer]
 
-    def top(self) -> Node:
+    def top(self) -> TreeNode:
         """Return the top directory."""
         parts = tuple(Part(number, TOP) for number in range(len(self._tops)))
-        return Node(TOP, os.stat(self._tops[0]), parts)
+        return TreeNode(TOP, os.stat(self._tops[0]), parts)
 
-    def find(self, path: bytes) -> Node | None:
+    def find(self, path: bytes) -> TreeNode | None:
         """Return what a path names; None if there is nothing."""
-        node: Node | None = self.top()
+        node: TreeNode | None = self.top()
         for name in path.split(b"/") if path else ():
             if node is None or not node.is_directory:
                 return None
@@ -178,7 +178,7 @@ class LayeredTree:
                 node = reader.look_up(name)
         return node
 
-    def read(self, directory: Node) -> DirectoryReader:
+    def read(self, directory: TreeNode) -> DirectoryReader:
         """Return a reader of a directory's entries, to be used in a ``with``."""
         return DirectoryReader(self, directory)
 
@@ -196,7 +196,7 @@ class LayeredTree:
                 raise
             raise GoneError(why.errno, why.strerror, part.path) from None
 
-    def open_file(self, node: Node) -> int:
+    def open_file(self, node: TreeNode) -> int:
         """Open a regular file for reading.
 
         Raises:
@@ -209,13 +209,13 @@ class LayeredTree:
             raise GoneError(errno.ESTALE, os.strerror(errno.ESTALE), node.path)
         return fd
 
-    def open_node(self, node: Node) -> int:
+    def open_node(self, node: TreeNode) -> int:
         """Open a regular file or a directory for reading; as ``open_file``."""
         if node.is_directory:
             return self.open(node.parts[0], DIRECTORY)
         return self.open_file(node)
 
-    def read_link(self, node: Node) -> bytes:
+    def read_link(self, node: TreeNode) -> bytes:
         """Return where a symbolic link leads, as it says.
 
         Raises:
@@ -238,7 +238,7 @@ class LayeredTree:
         ) as fd:
             return self._mark_of(fd, mark)
 
-    def has_escaped_marks(self, node: Node) -> bool:
+    def has_escaped_marks(self, node: TreeNode) -> bool:
         """Tell whether a program gave an object attributes that are named like user marks.
 
         A commit brings them to the base under those names, and there the kernel would take
@@ -326,7 +326,7 @@ class LayeredTree:
 class DirectoryReader:
     """The entries of one merged directory; it holds a descriptor of each part."""
 
-    def __init__(self, tree: LayeredTree, directory: Node) -> None:
+    def __init__(self, tree: LayeredTree, directory: TreeNode) -> None:
         self._tree = tree
         self._directory = directory
         self._fds: dict[Part, int] = {}
@@ -349,13 +349,13 @@ class DirectoryReader:
         """Return a descriptor of one of the directory's parts, while it is read."""
         return self._fds[part]
 
-    def look_up(self, name: bytes) -> Node | None:
+    def look_up(self, name: bytes) -> TreeNode | None:
         """Return an entry; None if the merged directory has none of that name."""
         parts = list(self._tree.merged_parts(name, self._directory.parts, self._fds))
         if not parts:
             return None
         path = join(self._directory.path, name)
-        return Node(path, parts[0][1], tuple(part for part, _ in parts))
+        return TreeNode(path, parts[0][1], tuple(part for part, _ in parts))
 
     def names(self) -> set[bytes]:
         """Return the names that any part has, whiteouts included."""
@@ -375,7 +375,7 @@ class DirectoryReader:
             names.update(map(os.fsencode, os.listdir(self._fds[part])))
         return names
 
-    def entries(self) -> Iterator[Node]:
+    def entries(self) -> Iterator[TreeNode]:
         """Yield what the merged directory has, sorted by name."""
         for name in sorted(self.names()):
             node = self.look_up(name)
@@ -385,10 +385,10 @@ class DirectoryReader:
 
 def objects_beneath(
     base: LayeredTree,
-    top: Node,
+    top: TreeNode,
     path: bytes,
     moved: frozenset[bytes] = frozenset(),
-) -> Iterator[tuple[bytes, Node]]:
+) -> Iterator[tuple[bytes, TreeNode]]:
     """Yield (path, object) of all that lies in a directory, as if that were at a path.
 
     Args:
@@ -410,7 +410,7 @@ def objects_beneath(
                     pending.append((inside, node))
 
 
-def walk_sorted(tree: LayeredTree, top: Node) -> Iterator[Node]:
+def walk_sorted(tree: LayeredTree, top: TreeNode) -> Iterator[TreeNode]:
     """Yield an object and all beneath it, a directory before what is in it, sorted."""
     pending = [top]
     while pending:

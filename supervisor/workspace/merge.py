@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from supervisor.workspace.changes import Row
-    from supervisor.workspace.layers import LayeredTree, Node
+    from supervisor.workspace.layers import LayeredTree, TreeNode
 
 MERGE_TIMEOUT_S = 30.0
 """Texts of many equal lines can take git minutes; a child can write such."""
@@ -105,7 +105,7 @@ class Merger:
             status.st_ctime_ns,
         )
 
-    def _read_base(self, node: Node) -> tuple[os.stat_result, bytes, Attributes]:
+    def _read_base(self, node: TreeNode) -> tuple[os.stat_result, bytes, Attributes]:
         """Return status, content and attributes of a file of the base that rests."""
         with closing_fd(self._base.open_file(node)) as fd:
             status = os.fstat(fd)
@@ -119,7 +119,7 @@ class Merger:
             raise CannotMergeError("it is being written to")
         return status, content, attributes
 
-    def _read_workspace(self, node: Node) -> tuple[bytes, Attributes]:
+    def _read_workspace(self, node: TreeNode) -> tuple[bytes, Attributes]:
         with closing_fd(self._merged.open_file(node)) as fd:
             return _read(fd), _attributes(fd)
 
@@ -199,5 +199,5 @@ def _attributes(fd: int) -> Attributes:
     )
 
 
-def _inode(node: Node | None) -> tuple[int, int] | None:
+def _inode(node: TreeNode | None) -> tuple[int, int] | None:
     return None if node is None else (node.status.st_dev, node.status.st_ino)

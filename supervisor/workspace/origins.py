@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 from hostlib.linux.files import DIRECTORY, closing_fd
 from supervisor.workspace.layers import (
     LayeredTree,
-    Node,
     Part,
+    TreeNode,
     join,
     objects_beneath,
     split,
@@ -87,14 +87,14 @@ class Origins:
             return False
         return len(row.new.parts) > 1 and self.is_copied_from(row.new, node)
 
-    def is_copied_from(self, new: Node, old: Node) -> bool:
+    def is_copied_from(self, new: TreeNode, old: TreeNode) -> bool:
         """Tell whether a directory was made over the base's one, as far as is told."""
         told = self._handle_told(new, new.parts[-2])
         if told is None:
             return True
         return _handle_of(self._base, old.parts[0]) in {None, told}
 
-    def is_copy(self, new: Node, old: Node) -> bool:
+    def is_copy(self, new: TreeNode, old: TreeNode) -> bool:
         """Tell whether a file of the layer was copied from the base's one of now."""
         part = new.parts[0]
         if part.layer == self._merged.base_layer:
@@ -106,7 +106,7 @@ class Origins:
             return True
         return _handle_of(self._base, old.parts[0]) in {None, handle}
 
-    def has_lost_origin(self, node: Node) -> bool:
+    def has_lost_origin(self, node: TreeNode) -> bool:
         """Tell whether the base lacks what an object of the layer was copied from.
 
         A file that was renamed in the workspace has its origin at the old path.
@@ -122,14 +122,14 @@ class Origins:
             is_there = handle in self._handles_beneath()
         return not is_there
 
-    def born_ns(self, node: Node) -> int:
+    def born_ns(self, node: TreeNode) -> int:
         """Return when an object came into the upper layer, in nanoseconds."""
         with closing_fd(self._merged.open(node.parts[0])) as fd:
             born_ns = read_birth_time_ns(fd)
         # A file system that keeps no birth times: the run's beginning is earlier.
         return self._started_ns if born_ns is None else born_ns
 
-    def _upper_directories(self) -> Iterator[Node]:
+    def _upper_directories(self) -> Iterator[TreeNode]:
         """Yield the directories of the upper layer."""
         pending = [self._merged.top()]
         while pending:
@@ -145,7 +145,7 @@ class Origins:
                     pending.append(node)
                     yield node
 
-    def _points_nowhere(self, node: Node) -> bool:
+    def _points_nowhere(self, node: TreeNode) -> bool:
         """Tell whether a directory points to what the base has no more."""
         if not has_pointer(self._merged, node):
             return False
@@ -155,7 +155,7 @@ class Origins:
         old = self._base.find(place)
         return old is None or not self.is_copied_from(node, old)
 
-    def _is_stray(self, new: Node, old: Node | None) -> bool:
+    def _is_stray(self, new: TreeNode, old: TreeNode | None) -> bool:
         if new.parts[0].layer != 0 or _lies_on_sealed(new, self._merged.base_layer):
             return False
         handle = self._handle_told(new, new.parts[0])
@@ -163,7 +163,7 @@ class Origins:
             return False
         return old is None or _handle_of(self._base, old.parts[0]) not in {None, handle}
 
-    def _may_be_removed(self, node: Node) -> bool:
+    def _may_be_removed(self, node: TreeNode) -> bool:
         """Tell whether the base may have lost an object of which nothing says the origin.
 
         The kernel marks that it was copied, and in a user namespace not from what. There
@@ -179,7 +179,7 @@ class Origins:
             return False
         return all(_facts(node) != _facts(other) for other in self._cover())
 
-    def _is_marked_copy(self, node: Node) -> bool:
+    def _is_marked_copy(self, node: TreeNode) -> bool:
         """Tell whether the layer says that an object was copied, and not from what."""
         part = node.parts[0]
         if part.layer != 0 or node.kind not in {stat.S_IFREG, stat.S_IFDIR}:
@@ -206,7 +206,7 @@ class Origins:
             self._handles = frozenset(found)
         return self._handles
 
-    def _cover(self) -> Iterator[Node]:
+    def _cover(self) -> Iterator[TreeNode]:
         """Yield what the base has under the paths of the layers above it."""
         pending = [(self._merged.top(), self._base.top())]
         while pending:
@@ -227,7 +227,7 @@ class Origins:
                         if inside is not None:
                             yield inside
 
-    def _handle_told(self, node: Node, part: Part) -> bytes | None:
+    def _handle_told(self, node: TreeNode, part: Part) -> bytes | None:
         """Return the handle of the base's object that a layer's one was copied from."""
         if part.layer == self._merged.base_layer:
             return None
@@ -241,12 +241,12 @@ class Origins:
         return self._stand_ins.get(handle, handle)
 
 
-def _facts(node: Node) -> tuple[int, int, int]:
+def _facts(node: TreeNode) -> tuple[int, int, int]:
     """Return what a rename leaves as it was."""
     return node.kind, node.status.st_size, node.status.st_mtime_ns
 
 
-def _lies_on_sealed(node: Node, base_layer: int) -> bool:
+def _lies_on_sealed(node: TreeNode, base_layer: int) -> bool:
     """Tell whether the upper's part of a directory was copied from a sealed layer."""
     return len(node.parts) > 1 and node.parts[1].layer < base_layer
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from hostlib.messages import shown_path
 from supervisor.workspace.directory import PATIENCE_S, WorkspaceError
-from supervisor.workspace.selection import Selection
+from supervisor.workspace.selection import CommitSelection
 from supervisor.workspace.terminal_patch import show_patch
 from supervisor.workspace.verbs import event_of_commit
 from supervisor.workspace.workspace import Workspace
@@ -132,7 +132,7 @@ class _Outcome:
 
     def _commit(self, changed: int) -> None:
         """Commit what was changed; drop the workspace if nothing is left in it."""
-        result = self._workspace.commit(Selection())
+        result = self._workspace.commit(CommitSelection())
         event, counts = event_of_commit(result)
         self._write_event(event, workspace=self._workspace.name, **counts)
         self._tell(_word_commit(self._workspace.name, changed, result))

@@ -28,7 +28,7 @@ from supervisor.workspace.layers import walk_sorted
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from supervisor.workspace.layers import LayeredTree, Node
+    from supervisor.workspace.layers import LayeredTree, TreeNode
 
 _BINARY_LOOK_BYTES = 8000
 """How much of a file git looks at for a NUL, which makes it binary."""
@@ -59,7 +59,7 @@ class _Side:
     """
 
     tree: LayeredTree
-    node: Node
+    node: TreeNode
 
     @property
     def git_mode(self) -> bytes:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from supervisor.workspace.directory import WorkspaceDirectory
-    from supervisor.workspace.layers import LayeredTree, Node
+    from supervisor.workspace.layers import LayeredTree, TreeNode
 
 _SETS_ATTRIBUTES = frozenset({Change.MODE, Change.RENAMED})
 """How a directory differs of which a commit sets what the base has."""
@@ -115,7 +115,7 @@ def look_at_base(
 
 def seen_of(
     base: LayeredTree,
-    node: Node | None,
+    node: TreeNode | None,
     *,
     is_whole: bool,
     left_out: frozenset[bytes] = frozenset(),
@@ -142,7 +142,7 @@ def seen_of(
 
 
 def digest_of(
-    base: LayeredTree, node: Node | None, left_out: frozenset[bytes] = frozenset()
+    base: LayeredTree, node: TreeNode | None, left_out: frozenset[bytes] = frozenset()
 ) -> bytes:
     """Return a digest of one of the base's objects, with all that is in it."""
     if node is None:
@@ -153,7 +153,7 @@ def digest_of(
 
 
 def digest_inside(
-    base: LayeredTree, directory: Node, left_out: frozenset[bytes] = frozenset()
+    base: LayeredTree, directory: TreeNode, left_out: frozenset[bytes] = frozenset()
 ) -> bytes:
     """Return a digest of what lies in a directory: names, inodes, sizes, times.
 
@@ -176,7 +176,7 @@ def digest_inside(
     return digest.digest()
 
 
-def digest_attributes(base: LayeredTree, directory: Node) -> bytes:
+def digest_attributes(base: LayeredTree, directory: TreeNode) -> bytes:
     """Return a digest of the extended attributes of one of the base's directories."""
     with closing_fd(base.open_node(directory)) as fd:
         facts = list(user_attributes(fd))

@@ -28,7 +28,7 @@ from supervisor.workspace.copier import Copier
 from supervisor.workspace.directory import WorkspaceError, read_top
 from supervisor.workspace.hidden_files import shows_hidden
 from supervisor.workspace.layer_store import new_layer_id
-from supervisor.workspace.layers import LayeredTree, Node, Part, is_beneath, split
+from supervisor.workspace.layers import LayeredTree, Part, TreeNode, is_beneath, split
 from supervisor.workspace.linux import has_entry
 from supervisor.workspace.record import Record, Seen, look_at_base
 from supervisor.workspace.selection import Patterns
@@ -238,11 +238,11 @@ class _LayerWriter:
                 self._finish(directory, fd)
         return self._copier.size_bytes
 
-    def _is_over_base(self, node: Node) -> bool:
+    def _is_over_base(self, node: TreeNode) -> bool:
         """Tell whether a directory shows what the base has at its own path."""
         return self._tree.base_path(node) == node.path
 
-    def _fill(self, directory: Node, fd: int) -> list[Node]:
+    def _fill(self, directory: TreeNode, fd: int) -> list[TreeNode]:
         """Write what is in a directory; return the directories in it."""
         is_over_base = self._is_over_base(directory)
         inner = []
@@ -271,13 +271,15 @@ class _LayerWriter:
         with closing_fd(os.open(name, DIRECTORY, dir_fd=directory)) as fd:
             os.setxattr(fd, f"{self._mark}opaque", b"y")
 
-    def _check_origin(self, node: Node) -> None:
+    def _check_origin(self, node: TreeNode) -> None:
         """Raise ``_LostOriginError`` for a directory whose redirect leads nowhere."""
         _, redirect = self._tree.directory_marks(node.parts[0])
         if redirect is not None and len(node.parts) == 1:
             raise _LostOriginError(node.path)
 
-    def _put(self, node: Node, reader: DirectoryReader, fd: int, name: bytes) -> None:
+    def _put(
+        self, node: TreeNode, reader: DirectoryReader, fd: int, name: bytes
+    ) -> None:
         part = node.parts[0]
         if part.layer not in self._copied:
             source = reader.descriptor(Part(part.layer, split(part.path)[0]))
@@ -288,12 +290,12 @@ class _LayerWriter:
             return
         self._copier.copy(node, fd, node.path)
 
-    def _finish(self, directory: Node, fd: int) -> None:
+    def _finish(self, directory: TreeNode, fd: int) -> None:
         """Give a directory what its object has, and the mark of its origin."""
         self._copy_origin(directory, fd)
         self._copier.finish_directory(directory, fd)
 
-    def _copy_origin(self, directory: Node, fd: int) -> None:
+    def _copy_origin(self, directory: TreeNode, fd: int) -> None:
         """Keep which directory of the base one was copied from."""
         if len(directory.parts) == 1 or not self._is_over_base(directory):
             return

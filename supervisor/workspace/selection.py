@@ -21,7 +21,7 @@ from supervisor.workspace.layers import is_beneath, objects_beneath, parents, sp
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from supervisor.workspace.layers import LayeredTree, Node
+    from supervisor.workspace.layers import LayeredTree, TreeNode
 
 
 class Patterns:
@@ -66,7 +66,7 @@ class Guard:
             dict.fromkeys(part for text in patterns for part in _leading(text))
         )
 
-    def match(self, path: bytes, node: Node) -> bool:
+    def match(self, path: bytes, node: TreeNode) -> bool:
         """Tell whether an object at a path is guarded."""
         if self._objects.match(path):
             return True
@@ -99,7 +99,7 @@ def _text(path: bytes, *, is_directory: bool) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Selection:
+class CommitSelection:
     """The choice of a commit: the paths that it is asked to take.
 
     Attributes:
@@ -151,7 +151,7 @@ def check_matches(
 
 
 def choose_rows(
-    rows: Sequence[Row], selection: Selection, base: LayeredTree
+    rows: Sequence[Row], selection: CommitSelection, base: LayeredTree
 ) -> list[Row]:
     """Return the rows that a selection takes, with what they cannot be without.
 
@@ -193,7 +193,7 @@ def changed_paths(
 
 
 def _parts_chosen(
-    row: Row, selection: Selection, base: LayeredTree, moved: frozenset[bytes]
+    row: Row, selection: CommitSelection, base: LayeredTree, moved: frozenset[bytes]
 ) -> Iterable[Row]:
     is_directory = row.node.is_directory
     if row.change is not Change.DELETED or not is_directory or row.old is None:
@@ -282,7 +282,7 @@ def guarded_paths(
     return found
 
 
-def _find_taken_away(row: Row) -> list[Node]:
+def _find_taken_away(row: Row) -> list[TreeNode]:
     """Return the objects of the base that are not at their paths any more."""
     takes = row.change in {Change.DELETED, Change.TYPE, Change.RENAMED}
     gone = (row.old if takes else None, row.replaced)
@@ -290,7 +290,7 @@ def _find_taken_away(row: Row) -> list[Node]:
 
 
 def _guarded_beneath(
-    tree: LayeredTree, directory: Node, path: bytes, guard: Guard
+    tree: LayeredTree, directory: TreeNode, path: bytes, guard: Guard
 ) -> list[bytes]:
     """Return what is guarded in a directory, as if that were at a path."""
     inside = objects_beneath(tree, directory, path)
@@ -298,7 +298,7 @@ def _guarded_beneath(
 
 
 def _links_turned_out(
-    merged: LayeredTree, directory: Node, path: bytes, origin: bytes, top: bytes
+    merged: LayeredTree, directory: TreeNode, path: bytes, origin: bytes, top: bytes
 ) -> list[bytes]:
     """Return the links in a renamed directory that lead out from their new place only."""
     found = []

@@ -26,7 +26,7 @@ from supervisor.workspace.changes import Change, Row, compare
 from supervisor.workspace.layers import (
     GONE,
     LayeredTree,
-    Node,
+    TreeNode,
     join,
     parents,
     split,
@@ -164,7 +164,7 @@ def _remove_mark(fd: int, mark: bytes) -> None:
             raise
 
 
-def has_pointer(merged: LayeredTree, node: Node | None) -> bool:
+def has_pointer(merged: LayeredTree, node: TreeNode | None) -> bool:
     """Tell whether a directory of the layer points to where the base has it."""
     if node is None or not node.is_directory:
         return False
@@ -281,7 +281,7 @@ class _Pruning:
         self._committed = committed
         self._is_pointing = is_pointing
 
-    def prune(self, top: Node) -> None:
+    def prune(self, top: TreeNode) -> None:
         """Prune a directory and what lies in it, the innermost first."""
         pending = [(top, False)]
         while pending:
@@ -296,7 +296,7 @@ class _Pruning:
                     if node is not None and self._may_have_any(node):
                         pending.append((node, False))
 
-    def _may_have_any(self, node: Node) -> bool:
+    def _may_have_any(self, node: TreeNode) -> bool:
         """Tell whether a directory is at one path in the layer and the base, or is new.
 
         In a new one there may be whiteouts over nothing, where a commit was undone.
@@ -305,15 +305,15 @@ class _Pruning:
             return False
         return {part.path for part in node.parts} == {node.path}
 
-    def _prune_directory(self, directory: Node) -> None:
+    def _prune_directory(self, directory: TreeNode) -> None:
         with closing_fd(open_directory(directory.path, self._upper)) as fd:
-            below = Node(directory.path, directory.status, directory.parts[1:])
+            below = TreeNode(directory.path, directory.status, directory.parts[1:])
             with self._merged.read(below) as older:
                 for name in map(os.fsencode, os.listdir(fd)):
                     self._prune_entry(fd, name, directory, older.look_up(name))
 
     def _prune_entry(
-        self, fd: int, name: bytes, directory: Node, below: Node | None
+        self, fd: int, name: bytes, directory: TreeNode, below: TreeNode | None
     ) -> None:
         """Remove an entry of the layer if what lies below shows the same without it."""
         status = os.stat(name, dir_fd=fd, follow_symlinks=False)

@@ -23,7 +23,7 @@ from supervisor.workspace.directory import (
     read_state,
     workspaces_in,
 )
-from supervisor.workspace.selection import Patterns, Selection
+from supervisor.workspace.selection import CommitSelection, Patterns
 from supervisor.workspace.sweep import finish_removals
 from supervisor.workspace.workspace import Workspace
 
@@ -297,7 +297,7 @@ def write_export(state_dir: str, args: ExportArguments, file: int) -> list[str]:
 
 
 def _commit(state_dir: str, args: CommitArguments) -> Done:
-    selection = Selection(
+    selection = CommitSelection(
         only=Patterns(args.only),
         but=Patterns(args.but),
         allow=Patterns(args.allow),

@@ -28,8 +28,8 @@ from supervisor.workspace.hidden_files import (
 from supervisor.workspace.linux import sync_file_system
 from supervisor.workspace.patch import write_patch
 from supervisor.workspace.selection import (
+    CommitSelection,
     Patterns,
-    Selection,
     check_matches,
     choose_rows,
 )
@@ -104,7 +104,7 @@ class Workspace:
             if not patterns:
                 return rows
             check_matches((patterns,), rows, trees.base)
-            return choose_rows(rows, Selection(only=patterns), trees.base)
+            return choose_rows(rows, CommitSelection(only=patterns), trees.base)
 
     def patch(
         self, patterns: Patterns | None = None, *, binary: bool = False
@@ -120,11 +120,15 @@ class Workspace:
             rows = self._held.rows(trees, with_renames=False)
             if patterns:
                 check_matches((patterns,), rows, trees.base)
-                rows = choose_rows(rows, Selection(only=patterns), trees.base)
+                rows = choose_rows(rows, CommitSelection(only=patterns), trees.base)
             yield from write_patch(trees.base, trees.merged, rows, binary=binary)
 
     def commit(
-        self, selection: Selection, *, is_dry: bool = False, is_frozen: bool = False
+        self,
+        selection: CommitSelection,
+        *,
+        is_dry: bool = False,
+        is_frozen: bool = False,
     ) -> CommitResult:
         """Bring changes to the base: what is chosen, or nothing of it.
 

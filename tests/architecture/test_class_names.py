@@ -10,15 +10,13 @@ from collections import Counter
 from tests.architecture.tree import nodes_of, parsed, product_files
 
 SHARED = {
-    4: ("Call "),
-    3: ("Change Command Connection Event Node Owner Reader UnavailableError Usage "),
+    3: ("Change Command Connection Usage "),
     2: (
-        "AccessDeniedError Action Backend Changes Child ChildRow ChildState "
-        "Client Commands Config ConnectionState Content Contents Endpoint Exec "
-        "Execution Family FramingError GoneError Holder InUseError Kept "
-        "KillArgs Member Model Moment NodeState Outbound Phase ProcessState "
-        "Program Read Refusal Reply Request Requests Rights Selection Server "
-        "Session Shared Start State Step Store ToolError Turn Write "
+        "AccessDeniedError Backend Child ChildRow ChildState Client Commands "
+        "Config ConnectionState Contents Endpoint Event Exec Execution "
+        "FramingError GoneError InUseError KillArgs Model Moment Node NodeState "
+        "Outbound Owner ProcessState Program Read Refusal Request Server "
+        "Session Start State Step Store UnavailableError Write "
     ),
 }
 """Names that more than one class has, by the number of classes.

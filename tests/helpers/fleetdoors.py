@@ -27,7 +27,7 @@ from supervisor.cluster.names import DOOR
 from supervisor.cluster.node_service import JoinState, NodeService
 from supervisor.cluster.orders import NodeOrder
 from supervisor.cluster.ray_processes import DIRECTORY
-from supervisor.cluster.requests import Reply, UnavailableError, result_of
+from supervisor.cluster.requests import FleetUnavailableError, Reply, result_of
 from supervisor.fleet.messages import VERSION, RayPlace
 from supervisor.fleet.store import FleetStore
 from tests.helpers.command import Outcome, sandhost
@@ -74,7 +74,9 @@ class Others:
         self._check()
         if self.scene.is_away:
             self.scene.missed.set()
-            raise UnavailableError("cannot reach the fleet's directory: it has ended")
+            raise FleetUnavailableError(
+                "cannot reach the fleet's directory: it has ended"
+            )
         answer = await self._directory_answers(do, args)
         self.scene.asked["directory", do] += 1
         self._lose(do)
@@ -104,7 +106,7 @@ class Others:
             reply = await actor.answer(VERSION, do, args)
         if reply is None or self.scene.nodes.get(node) is not actor:
             self.scene.missed.set()
-            raise UnavailableError(f"cannot reach node {node!r}")
+            raise FleetUnavailableError(f"cannot reach node {node!r}")
         self.scene.asked[node, do] += 1
         self._lose(do)
         return result_of(reply)
@@ -112,11 +114,13 @@ class Others:
     def _lose(self, do: str) -> None:
         if do in self.failing:
             self.failing.remove(do)
-            raise UnavailableError(f"the fleet's directory does not answer to {do!r}")
+            raise FleetUnavailableError(
+                f"the fleet's directory does not answer to {do!r}"
+            )
 
     def _check(self) -> None:
         if self.is_killed:
-            raise UnavailableError("this actor was killed")
+            raise FleetUnavailableError("this actor was killed")
 
 
 @dataclass

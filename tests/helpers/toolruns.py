@@ -20,7 +20,7 @@ import trio
 from protocol.toolexec.token import ALL
 from supervisor.children.child import Child
 from supervisor.spawn.request import SpawnRequest
-from supervisor.toolexec.routes import NoRouteError
+from supervisor.toolexec.routes import ToolRefusedError
 from supervisor.toolexec.sidecar_section import SidecarSection, check_sidecars
 from supervisor.toolexec.sidecars import Sidecars, open_sidecars
 from tests.helpers.stage import Stage
@@ -74,7 +74,7 @@ async def run_tool(
     """Run a tool as the server does; raises what the sidecars refuse."""
     cwd = more.get("cwd", b".")
     if not sidecars.is_permitted(child, tool, ALL):
-        raise NoRouteError(403, b"")
+        raise ToolRefusedError(403, b"")
     target = await sidecars.route(child, tool, cwd, ALL)
     cwd_fd = await target.open_cwd(cwd, child)
     reader, writer = os.pipe2(os.O_CLOEXEC)

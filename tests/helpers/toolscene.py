@@ -24,9 +24,9 @@ from typing import Any
 import pytest
 import trio
 
-from protocol.toolexec.token import Rights
+from protocol.toolexec.token import TokenRights
 from supervisor.fsproxy.ports import ChildView
-from supervisor.toolexec.routes import NoRouteError, SpawnPlan, Target
+from supervisor.toolexec.routes import SpawnPlan, Target, ToolRefusedError
 from supervisor.toolexec.service import (
     TOKEN,
     URL,
@@ -79,19 +79,19 @@ class DirectoryRoutes:
         self.env = {"PATH": PATH, "LANG": "C"}
         self.asked: list[str] = []
 
-    def is_permitted(self, child: ChildView, tool: str, rights: Rights) -> bool:
+    def is_permitted(self, child: ChildView, tool: str, rights: TokenRights) -> bool:
         """Whether the one allowlist has it."""
         self.asked.append(f"permitted {tool}")
         return tool in ALLOWED
 
     async def route(
-        self, child: ChildView, tool: str, cwd: bytes, rights: Rights
+        self, child: ChildView, tool: str, cwd: bytes, rights: TokenRights
     ) -> Target:
         """Choose the one sidecar."""
         self.asked.append(f"route {tool}")
         await trio.lowlevel.checkpoint()
         if tool == "elsewhere":
-            raise NoRouteError(409, b"tool 'elsewhere' not available\n")
+            raise ToolRefusedError(409, b"tool 'elsewhere' not available\n")
         return self
 
     def busy(self) -> str | None:
@@ -112,7 +112,7 @@ class DirectoryRoutes:
             flags = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
             return os.open(os.path.join(os.fsencode(self.workspace), text), flags)
         except OSError:
-            raise NoRouteError(400, b"bad request: no such cwd\n") from None
+            raise ToolRefusedError(400, b"bad request: no such cwd\n") from None
 
     async def command(
         self, child: ChildView, tool: str, args: tuple[bytes, ...], cwd_fd: int

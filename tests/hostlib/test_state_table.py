@@ -43,10 +43,10 @@ LAMP = StateTable("lamp", Light, Press, ROWS)
 
 TABLES: tuple[tuple[StateTable[Any, Any, Any], type[Enum], type[Enum]], ...] = (
     (lifecycle.TABLE, lifecycle.State, lifecycle.Event),
-    (restarts.TABLE, restarts.Phase, restarts.Event),
+    (restarts.TABLE, restarts.Phase, restarts.RestartEvent),
     (states.NODES, states.NodeState, states.NodeEvent),
     (states.CHILDREN, states.ChildState, states.ChildEvent),
-    (states.PHASES, states.Phase, states.PhaseEvent),
+    (states.PHASES, states.NodePhase, states.PhaseEvent),
     (LAMP, Light, Press),
 )
 

@@ -46,10 +46,10 @@ def test_arguments_arrive_byte_by_byte(args: list[bytes]) -> None:
     raw = [value for key, value in found if key == b"arg"]
     assert list(map(form.decode, raw)) == args
     if not any(b"\0" in arg for arg in args):
-        assert form.call_of(found) == form.Call(b"x", b".", tuple(args))
+        assert form.call_of(found) == form.FormCall(b"x", b".", tuple(args))
 
 
-def call(text: bytes, query: bytes = b"") -> form.Call:
+def call(text: bytes, query: bytes = b"") -> form.FormCall:
     """Take a form apart."""
     return form.call_of(form.pairs(query, text))
 
@@ -57,11 +57,11 @@ def call(text: bytes, query: bytes = b"") -> form.Call:
 # spec E17
 def test_pairs_of_the_query_come_first_and_keys_have_no_case() -> None:
     found = call(b"TOOL=b&Arg=2&&ARG=3&other=x&arg", query=b"tool=a&arg=1")
-    assert found == form.Call(b"b", b".", (b"1", b"2", b"3", b""))
+    assert found == form.FormCall(b"b", b".", (b"1", b"2", b"3", b""))
 
 
 def test_the_last_tool_and_the_last_cwd_win() -> None:
-    assert call(b"tool=a&cwd=%2Fa&tool=b&cwd=.") == form.Call(b"b", b".", ())
+    assert call(b"tool=a&cwd=%2Fa&tool=b&cwd=.") == form.FormCall(b"b", b".", ())
 
 
 def test_the_first_equals_sign_splits() -> None:
@@ -150,7 +150,7 @@ def test_only_what_is_asked_for_is_decoded(monkeypatch: pytest.MonkeyPatch) -> N
         b"tool=a&arg=b&" + long,
         b"tool=" + long + b"&tool=a&arg=b",
     ):
-        assert call(text) == form.Call(b"a", b".", (b"b",))
+        assert call(text) == form.FormCall(b"a", b".", (b"b",))
     for text in (b"tool=a&arg=" + long, b"tool=a" + b"&arg=%41" * 1000):
         with pytest.raises(form.FormError):
             call(text)

@@ -9,7 +9,7 @@ from protocol.toolexec.token import (
     ALL,
     MAX_CAVEATS,
     MAX_TOKEN_BYTES,
-    Rights,
+    TokenRights,
     identity,
     mac,
     narrow_token,
@@ -21,7 +21,7 @@ TOKEN = "0123456789abcdef0123456789abcdef"  # noqa: S105 - of a test
 TOOLS = st.lists(st.sampled_from(["make", "cc", "c++", "pkg-config", "go"]))
 
 
-def rights_of(tokens: Tokens[str], token: str) -> Rights:
+def rights_of(tokens: Tokens[str], token: str) -> TokenRights:
     """Return what a token stands for; it must be known."""
     found = tokens.find([token.encode()])
     assert found is not None

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from supervisor.sandbox.scratch import remove_tree
 from vfs import growth, mounts
-from vfs.growth import Content, MovedError, charges_of, content_of, settle
+from vfs.growth import MovedError, PlacesContent, charges_of, content_of, settle
 from vfs.ledger import Ledger
 from vfs.policy import Place, open_place
 
@@ -45,7 +45,9 @@ def test_everything_is_an_entry_and_files_have_a_length(
     os.mkfifo(tmp_path / "pipe")
     with (tmp_path / "sparse").open("wb") as file:
         file.truncate(1 << 20)
-    assert content_of([hold(tmp_path)]) == Content(15 + len("/usr") + (1 << 20), 7, 0)
+    assert content_of([hold(tmp_path)]) == PlacesContent(
+        15 + len("/usr") + (1 << 20), 7, 0
+    )
 
 
 def test_what_has_two_names_or_lies_in_two_places_is_counted_once(
@@ -56,7 +58,7 @@ def test_what_has_two_names_or_lies_in_two_places_is_counted_once(
     (inner / "f").write_bytes(b"x" * 7)
     os.link(inner / "f", tmp_path / "again")
     (inner / "alone").write_bytes(b"y" * 3)
-    expected = Content(10, 4, 0)
+    expected = PlacesContent(10, 4, 0)
     whole = hold(tmp_path)
     assert content_of([whole]) == expected
     assert content_of([whole, hold(tmp_path)]) == expected
@@ -64,9 +66,9 @@ def test_what_has_two_names_or_lies_in_two_places_is_counted_once(
     assert content_of([hold(inner), whole]) == expected
     single = hold(inner / "alone")
     assert content_of([whole, single]) == content_of([single, whole]) == expected
-    assert content_of([single]) == Content(3, 1, 0)
+    assert content_of([single]) == PlacesContent(3, 1, 0)
     (inner / "alone").unlink()
-    assert content_of([single]) == Content(0, 0, 0)
+    assert content_of([single]) == PlacesContent(0, 0, 0)
 
 
 # spec S7
@@ -79,9 +81,9 @@ def test_each_name_of_a_file_is_an_entry(
         os.link(tmp_path / "f", tmp_path / "inner" / str(number))
     whole, single = hold(tmp_path), hold(tmp_path / "f")
     other = hold(tmp_path / "inner" / "7")
-    assert content_of([whole]) == Content(7, 22, 0)
-    assert content_of([whole, single, other, single]) == Content(7, 22, 0)
-    assert content_of([single, other]) == Content(7, 2, 0)
+    assert content_of([whole]) == PlacesContent(7, 22, 0)
+    assert content_of([whole, single, other, single]) == PlacesContent(7, 22, 0)
+    assert content_of([single, other]) == PlacesContent(7, 2, 0)
 
 
 KEEP_SIZE = 1  # FALLOC_FL_KEEP_SIZE: fallocate(2)
@@ -150,12 +152,12 @@ def test_a_long_directory_takes_room(
     inner.mkdir()
     (inner / "f").write_bytes(b"")
     place = hold(tmp_path)
-    assert content_of([place]) == Content(0, 2, 0)
+    assert content_of([place]) == PlacesContent(0, 2, 0)
     for number in range(1000):
         os.link(inner / "f", inner / f"{'x' * 200}{number}")
     allocated = inner.stat().st_blocks * 512
     counted = allocated if allocated > growth.ROUNDING_BYTES else 0
-    assert content_of([place]) == Content(counted, 1002, 0)
+    assert content_of([place]) == PlacesContent(counted, 1002, 0)
 
 
 @pytest.mark.slow
@@ -180,7 +182,7 @@ def test_a_tree_deeper_than_any_path_is_counted_with_few_descriptors(
     try:
         place = hold(top)
         before = set(os.listdir("/proc/self/fd"))
-        assert content_of([place]) == Content(6, depth + 1, 0)
+        assert content_of([place]) == PlacesContent(6, depth + 1, 0)
         assert set(os.listdir("/proc/self/fd")) <= before  # others may close theirs
     finally:
         assert remove_tree(top) is None  # the test removes its deep tree itself
@@ -234,9 +236,9 @@ def test_a_directory_that_its_owner_has_closed_is_told(
         return real(name, flags, *rest, dir_fd=dir_fd)
 
     monkeypatch.setattr(os, "open", refusing)
-    assert content_of([place]) == Content(0, 2, 1)
+    assert content_of([place]) == PlacesContent(0, 2, 1)
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)  # another's
-    assert content_of([place]) == Content(0, 2, 0)
+    assert content_of([place]) == PlacesContent(0, 2, 0)
 
 
 @settings(max_examples=50, deadline=None)
@@ -265,7 +267,7 @@ def test_any_tree(tmp_path_factory: pytest.TempPathFactory, tree: object) -> Non
     make(top / "t", tree)
     place = open_place(str(top), read=True, write=True, relative=None)
     try:
-        assert content_of([place]) == Content(size_bytes, files, 0)
+        assert content_of([place]) == PlacesContent(size_bytes, files, 0)
     finally:
         place.backend.close()
 
@@ -284,11 +286,11 @@ def test_growth_is_charged_above_too_beyond_every_limit_and_given_back() -> None
     # spec S7
     ledger, above = ledgers()
     charged = charges_of(ledger)
-    settle(ledger, charged, Content(5000, 20, 0), charged)
+    settle(ledger, charged, PlacesContent(5000, 20, 0), charged)
     assert charges_of(ledger) == charges_of(above) == (4500, 15, 0)
     assert not ledger.size_bytes.charge(1)
     charged = charges_of(ledger)
-    settle(ledger, charged, Content(400, 3, 0), charged)
+    settle(ledger, charged, PlacesContent(400, 3, 0), charged)
     assert charges_of(ledger) == charges_of(above) == (-100, 0, 0)
 
 
@@ -296,9 +298,9 @@ def test_what_a_write_has_reserved_is_not_taken_for_what_is_there() -> None:
     # spec S7
     ledger, _ = ledgers()
     charged = charges_of(ledger, 60)
-    settle(ledger, charged, Content(540, 7, 0), charged)
+    settle(ledger, charged, PlacesContent(540, 7, 0), charged)
     assert charges_of(ledger) == (100, 2, 0)
-    settle(ledger, charged, Content(640, 7, 0), charged)
+    settle(ledger, charged, PlacesContent(640, 7, 0), charged)
     assert charges_of(ledger) == (200, 2, 0)
 
 
@@ -308,7 +310,7 @@ def test_beside_other_work_only_what_is_beyond_doubt_is_charged() -> None:
     charged = charges_of(ledger)
     ledger.size_bytes.charge(50)
     now = charges_of(ledger)
-    settle(ledger, charged, Content(510, 5, 0), now)
+    settle(ledger, charged, PlacesContent(510, 5, 0), now)
     assert charges_of(ledger) == now, "nothing is given back"
-    settle(ledger, charged, Content(900, 8, 0), now)
+    settle(ledger, charged, PlacesContent(900, 8, 0), now)
     assert charges_of(ledger) == (400, 3, 0)

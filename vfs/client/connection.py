@@ -17,7 +17,7 @@ import stat
 
 from protocol import ClientConnection, ProtocolError, RemoteProtocolError, limits
 from protocol import messages as m
-from vfs.client.turn import Turn, client_errors
+from vfs.client.turn import ConnectionTurn, client_errors
 
 TYPE_CHECKING = False  # `typing` alone would double the time of importing this file
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ MAX_BODY_BYTES = 256 * 1024 * 1024
 """Longest accepted reply body of a request without a size (LIST, LLM_CHAT)."""
 
 
-_DOOR = Turn(shared=True)
+_DOOR = ConnectionTurn(shared=True)
 """The turn at FD 3: all clients of this process share it."""
 
 
@@ -66,7 +66,7 @@ class Endpoint:
         shared: bool = True,
         dialect: int | None = None,
     ) -> None:
-        self.turn = _DOOR if fds is None else Turn(shared=shared)
+        self.turn = _DOOR if fds is None else ConnectionTurn(shared=shared)
         self._shared = shared
         if fds is None:
             fds = _own_descriptors()

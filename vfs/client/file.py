@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from vfs.client.decode import Status
     from vfs.client.errors import Name
 
-    class Requests(Protocol):
+    class FileRequests(Protocol):
         """The methods of ``vfs.client.Client`` that a file uses."""
 
         def readinto(self, fileno: int, buffer: WriteableBuffer) -> int:
@@ -70,7 +70,7 @@ class ProxyFile(io.RawIOBase):
 
     def __init__(
         self,
-        client: Requests,
+        client: FileRequests,
         proxy_fileno: int,
         name: Name,
         mode: str,

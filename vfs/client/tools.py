@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from types import FrameType, TracebackType
     from typing import Self, TypeAlias
 
-    from vfs.client.tools_wire import Reply
+    from vfs.client.tools_wire import HttpReply
 
     Name: TypeAlias = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 
@@ -202,7 +202,7 @@ class Execution:
         self.exit_code: int | None = None
         self._endpoint = endpoint
         self._resumes = resumes
-        self._reply: Reply | None = None
+        self._reply: HttpReply | None = None
 
     def __iter__(self) -> Iterator[bytes]:
         """Yield output as it comes, then set the exit code.
@@ -281,7 +281,7 @@ class Execution:
         target = b"/exec/%b?from=%d" % (self.id.encode(), self.offset)
         self._take(self._endpoint.request(b"GET", target, {}, b""))
 
-    def _take(self, reply: Reply) -> None:
+    def _take(self, reply: HttpReply) -> None:
         if reply.status != 200:
             try:
                 raise reply.refusal()

@@ -75,7 +75,7 @@ class ToolServer:
         headers: Mapping[bytes, bytes],
         body: bytes,
         timeout_s: float | None = None,
-    ) -> Reply:
+    ) -> HttpReply:
         """Send a request, and return its reply when its head has come.
 
         Args:
@@ -107,13 +107,13 @@ class ToolServer:
             except (BrokenPipeError, ConnectionResetError):
                 pass  # an early refusal, which is read next
             sock.settimeout(timeout_s)
-            return Reply(sock)
+            return HttpReply(sock)
         except BaseException:
             sock.close()
             raise
 
 
-class Reply:
+class HttpReply:
     """One reply; its head is read by the constructor.
 
     Args:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 UNDER_WAY = 63
-"""Mark on a connection while a request is under way; see ``Turn``."""
+"""Mark on a connection while a request is under way; see ``ConnectionTurn``."""
 
 
 def client_errors() -> ModuleType:
@@ -21,7 +21,7 @@ def client_errors() -> ModuleType:
     return vfs.client.errors
 
 
-class Turn:
+class ConnectionTurn:
     """The turn on a connection, held by one thread of one process (spec T5).
 
     Threads take a lock object, processes a POSIX record lock on the connection's

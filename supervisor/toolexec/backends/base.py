@@ -17,7 +17,7 @@ from supervisor.sandbox.link_checks import check_ways
 from supervisor.spawn.request import SpawnRequest
 from supervisor.toolexec import project
 from supervisor.toolexec.kinds import KINDS
-from supervisor.toolexec.routes import NoRouteError
+from supervisor.toolexec.routes import ToolRefusedError
 from supervisor.toolexec.workspace import path_of
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ class Backend(ABC):
             return False
         try:
             cwd_fd = await self.open_cwd(cwd, child)
-        except NoRouteError:
+        except ToolRefusedError:
             return False
         try:
             # Of a container this is seen through the mount; only the container itself

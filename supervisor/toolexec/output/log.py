@@ -474,7 +474,7 @@ class Reader(Follower, Protocol):
         ...
 
 
-class Holder:
+class LogHolder:
     """Holds a log from its beginning."""
 
     offset = 0

@@ -18,7 +18,7 @@ from supervisor.cluster import daemon_socket
 from supervisor.cluster.daemon_socket import DaemonError
 from supervisor.cluster.node_service import JoinState, NodeService
 from supervisor.cluster.orders import NodeOrder
-from supervisor.cluster.requests import RequestError, UnavailableError
+from supervisor.cluster.requests import FleetUnavailableError, RequestError
 from supervisor.fleet.messages import VERSION
 from tests.helpers.fleetnode import StandIn
 
@@ -133,6 +133,8 @@ async def test_a_stream_whose_daemon_ends_is_not_whole(tmp_path: Path) -> None:
             nursery.start_soon(in_thread, say_one)
             items = node.items("n1", "logs", {})
             assert bytes(await anext(items)) == b'"one"'
-            with pytest.raises(UnavailableError, match="cannot ask node 'n1': the dae"):
+            with pytest.raises(
+                FleetUnavailableError, match="cannot ask node 'n1': the dae"
+            ):
                 await anext(items)
             nursery.cancel_scope.cancel()

@@ -19,7 +19,7 @@ from supervisor.cluster.node_service import (
     ReadStream,
 )
 from supervisor.cluster.orders import NodeOrder
-from supervisor.cluster.requests import UnavailableError, result_of
+from supervisor.cluster.requests import FleetUnavailableError, result_of
 from supervisor.fleet.messages import VERSION
 from tests.helpers.fleetnode import StandIn
 
@@ -35,7 +35,7 @@ class Nodes:
 
     async def ask_directory(self, do: str, _args: bytes) -> bytes:
         """Refuse: there is no directory."""
-        raise UnavailableError(f"cannot ask {do!r}: there is no directory")
+        raise FleetUnavailableError(f"cannot ask {do!r}: there is no directory")
 
     async def ask_node(self, node: str, do: str, args: bytes) -> bytes:
         """Ask the other node."""
@@ -89,5 +89,5 @@ async def test_a_stream_is_closed_where_its_reader_says_nothing(
         read = json.loads(await nodes.ask_node("b", "read-stream", words))
         assert read["items"][0] == 0
         await pass_time(mock_clock, READER_S + 1)
-        with pytest.raises(UnavailableError, match="was closed; open it again"):
+        with pytest.raises(FleetUnavailableError, match="was closed; open it again"):
             await nodes.ask_node("b", "read-stream", words)

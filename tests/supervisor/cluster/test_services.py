@@ -28,7 +28,7 @@ from supervisor.cluster.fleet_child import Holder
 from supervisor.cluster.names import DOOR
 from supervisor.cluster.node_service import JoinState, NodeService
 from supervisor.cluster.orders import NodeOrder
-from supervisor.cluster.requests import RequestError, UnavailableError, result_of
+from supervisor.cluster.requests import FleetUnavailableError, RequestError, result_of
 from supervisor.control.client import ControlError, RefusedError, call, stream
 from supervisor.control.client import UnavailableError as StillUnavailableError
 from supervisor.control.server import MAX_WAITING
@@ -89,7 +89,9 @@ class Scene:
             await trio.sleep_forever()
         answer = await self.directory.answer(VERSION, do, args)
         if next(self.losing.get(do, iter(())), False):
-            raise UnavailableError(f"the directory has ended before it answered {do!r}")
+            raise FleetUnavailableError(
+                f"the directory has ended before it answered {do!r}"
+            )
         return result_of(answer)
 
     async def ask_node(self, node: str, do: str, args: bytes) -> bytes:

@@ -39,7 +39,7 @@ from supervisor.fleet.messages import (
 )
 from supervisor.fleet.node import Node, NodeStep
 from supervisor.fleet.slices import DAY, LOST, NEVER, RootAccount, window_at
-from supervisor.fleet.states import Phase
+from supervisor.fleet.states import NodePhase
 from supervisor.fleet.step import Moment, Step
 
 FAULTS_S = 40.0
@@ -363,7 +363,7 @@ class Simulation:
     def _tick_node(self, machine: Machine, process: Process) -> None:
         now = self._moment(machine.clock)
         self._do(machine, machine.node.tick(now))
-        if machine.node.phase is Phase.OUT and self.random.random() < 0.2:
+        if machine.node.phase is NodePhase.OUT and self.random.random() < 0.2:
             self._do(machine, machine.node.join(now))
         self._try_calls(machine)
         self.after(TICK_S, self._to, process, self._tick_node, machine, process)

@@ -45,7 +45,7 @@ from supervisor.fleet.node import (
     StartChild,
     Told,
 )
-from supervisor.fleet.states import Phase
+from supervisor.fleet.states import NodePhase
 from supervisor.fleet.step import Moment
 
 TRUE = Program(("true",))
@@ -177,7 +177,7 @@ def test_at_its_deadline_a_node_ends_its_children_then_joins_anew(scene: Scene) 
     before = scene.session
     scene.now_s = 104.0
     assert scene.node.tick(scene.now).actions == [EndAll()]
-    assert scene.node.phase is Phase.ENDING
+    assert scene.node.phase is NodePhase.ENDING
     assert scene.start() == []
     (join,) = messages(scene.node.all_gone(scene.now))
     assert isinstance(join, Join)
@@ -389,7 +389,7 @@ def test_a_node_that_the_fleet_does_not_take_says_why() -> None:
     scene.node.join(scene.now)
     step = scene.hear(Refused(1, scene.session, "the name is taken", is_final=True))
     assert step.actions == [Told("the name is taken")]
-    assert scene.node.phase is Phase.OUT
+    assert scene.node.phase is NodePhase.OUT
 
 
 # spec FL5

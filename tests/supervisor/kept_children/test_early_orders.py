@@ -9,7 +9,7 @@ from trio.testing import MockClock
 
 from supervisor.children.specs import ChildOptions
 from supervisor.config.child import ChildSection
-from supervisor.kept_children.kept_child import KeptChild, Shared
+from supervisor.kept_children.kept_child import KeptChild, SharedParts
 from supervisor.kept_children.kept_state import KeptChildState
 from supervisor.spawn.restarts import Phase, RestartsState
 
@@ -18,7 +18,7 @@ def make_child(name: str) -> KeptChild:
     """Return a child that nobody has started."""
     host: Any = SimpleNamespace()
     log: Any = SimpleNamespace(segments=SimpleNamespace(dropped_bytes=0))
-    shared = Shared(None, trio.Semaphore(1))
+    shared = SharedParts(None, trio.Semaphore(1))
     section = ChildSection(["true"])
     return KeptChild(host, name, section, ChildOptions(), log, shared)
 

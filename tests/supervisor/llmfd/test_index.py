@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from supervisor.llmfd.errors import NotTextError
-from supervisor.llmfd.index import BLOCK_BYTES, Reader, scan
+from supervisor.llmfd.index import BLOCK_BYTES, IndexReader, scan
 
 FORBIDDEN = {chr(code) for code in range(32)} - set("\t\n\r") | {"\ufffe", "\uffff"}
 
@@ -42,7 +42,7 @@ def is_text(data: bytes) -> bool:
 @given(PIECES)
 def test_text_is_what_is_utf8_and_may_stand_in_xml(pieces: list[bytes]) -> None:
     data = b"".join(pieces)
-    reader = Reader()
+    reader = IndexReader()
     for piece in pieces:
         reader.feed(
             b"<" + piece + b">", 1, 1 + len(piece)
@@ -67,7 +67,7 @@ def test_a_byte_counts_at_any_place(byte: int) -> None:
         for at in {0, 1, size // 2, size - 1} - {size}:
             data = bytearray(b" " * size)
             data[at] = byte
-            reader = Reader()
+            reader = IndexReader()
             reader.feed(bytes(data))
             index = reader.finish()
             assert (index is not None) is is_text(bytes(data))

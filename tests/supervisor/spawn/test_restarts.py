@@ -11,9 +11,9 @@ from supervisor.spawn.restarts import (
     MAX_BACKOFF_S,
     SPREAD,
     TABLE,
-    Action,
-    Event,
     Phase,
+    RestartAction,
+    RestartEvent,
     RestartPolicy,
     Restarts,
 )
@@ -35,11 +35,24 @@ def restarts(clock: Clock, dice: float = 0.5, **policy: object) -> Restarts:
 
 
 def test_what_was_stopped_on_request_does_not_come_back() -> None:
-    assert TABLE.step(Phase.RUNNING, Event.STOP) == (Phase.ENDING, Action.STOP)
-    for end in (Event.ENDED, Event.ENDED_AGAIN, Event.ENDED_TOO_OFTEN):
-        assert TABLE.step(Phase.ENDING, end) == (Phase.STOPPED, Action.LEAVE)
-    assert TABLE.step(Phase.BACKING_OFF, Event.STOP) == (Phase.STOPPED, Action.LEAVE)
-    assert TABLE.step(Phase.STOPPED, Event.WAITED) == (Phase.STOPPED, Action.NOTHING)
+    assert TABLE.step(Phase.RUNNING, RestartEvent.STOP) == (
+        Phase.ENDING,
+        RestartAction.STOP,
+    )
+    for end in (
+        RestartEvent.ENDED,
+        RestartEvent.ENDED_AGAIN,
+        RestartEvent.ENDED_TOO_OFTEN,
+    ):
+        assert TABLE.step(Phase.ENDING, end) == (Phase.STOPPED, RestartAction.LEAVE)
+    assert TABLE.step(Phase.BACKING_OFF, RestartEvent.STOP) == (
+        Phase.STOPPED,
+        RestartAction.LEAVE,
+    )
+    assert TABLE.step(Phase.STOPPED, RestartEvent.WAITED) == (
+        Phase.STOPPED,
+        RestartAction.NOTHING,
+    )
 
 
 def test_the_policy_decides_on_the_status() -> None:
@@ -48,7 +61,11 @@ def test_the_policy_decides_on_the_status() -> None:
         for policy in ("no", "on-failure", "always")
         for status in (0, 1, 137)
     ]
-    back = {(policy, status) for policy, status, end in ends if end is not Event.ENDED}
+    back = {
+        (policy, status)
+        for policy, status, end in ends
+        if end is not RestartEvent.ENDED
+    }
     assert back == {
         ("on-failure", 1),
         ("on-failure", 137),
@@ -63,7 +80,7 @@ def test_the_wait_doubles_up_to_a_minute() -> None:
     child = restarts(clock, restart="always", backoff_s=1.0, max_restarts=100)
     waits = []
     for _ in range(9):
-        assert child.ended(1) is Event.ENDED_AGAIN
+        assert child.ended(1) is RestartEvent.ENDED_AGAIN
         waits.append(child.wait_s())
     assert waits == [1, 2, 4, 8, 16, 32, 60, 60, 60]
 
@@ -76,7 +93,7 @@ def test_a_child_that_ran_for_the_period_begins_with_the_shortest_wait() -> None
         child.wait_s()
     child.started()
     clock.now += 10.0
-    assert child.ended(1) is Event.ENDED_AGAIN
+    assert child.ended(1) is RestartEvent.ENDED_AGAIN
     assert child.wait_s() == 1.0
 
 
@@ -85,13 +102,13 @@ def test_more_than_so_many_restarts_within_the_period_is_too_often() -> None:
     child = restarts(clock, restart="always", max_restarts=3, within_s=10.0)
     for _ in range(3):
         clock.now += 1.0
-        assert child.ended(0) is Event.ENDED_AGAIN
+        assert child.ended(0) is RestartEvent.ENDED_AGAIN
     clock.now += 1.0
-    assert child.ended(0) is Event.ENDED_TOO_OFTEN
+    assert child.ended(0) is RestartEvent.ENDED_TOO_OFTEN
     assert child.total == 3
     # Once the first of them is older than the period there is room for one.
     clock.now += 7.0
-    assert child.ended(0) is Event.ENDED_AGAIN
+    assert child.ended(0) is RestartEvent.ENDED_AGAIN
 
 
 # A crash loop ends: its own waits do not carry it out of the period.
@@ -104,10 +121,10 @@ def test_with_the_defaults_a_child_that_always_fails_is_given_up(dice: float) ->
         for _ in range(policy.max_restarts):
             child.started()
             clock.now += 1.0
-            assert child.ended(1) is Event.ENDED_AGAIN
+            assert child.ended(1) is RestartEvent.ENDED_AGAIN
             clock.now += child.wait_s()
         child.started()
-        assert child.ended(1) is Event.ENDED_TOO_OFTEN
+        assert child.ended(1) is RestartEvent.ENDED_TOO_OFTEN
 
 
 # Where the keys that are written make it endless, that is said.
@@ -133,7 +150,7 @@ def test_a_loop_without_an_end_is_warned_of(
         child.started()
         ends.append(child.ended(1))
         clock.now += child.wait_s()
-    is_endless = Event.ENDED_TOO_OFTEN not in ends
+    is_endless = RestartEvent.ENDED_TOO_OFTEN not in ends
     assert [key for key, _ in odd_restarts({"a": section})] == [
         *["child.a.within"] * is_endless
     ]
@@ -141,7 +158,7 @@ def test_a_loop_without_an_end_is_warned_of(
 
 def test_no_restart_may_be_too_many() -> None:
     child = restarts(Clock(), restart="always", max_restarts=0)
-    assert child.ended(0) is Event.ENDED_TOO_OFTEN
+    assert child.ended(0) is RestartEvent.ENDED_TOO_OFTEN
 
 
 @given(
@@ -171,7 +188,7 @@ def test_never_more_restarts_within_any_period_than_allowed(
     at: list[float] = []
     for gap in gaps:
         clock.now += gap
-        if child.ended(1) is Event.ENDED_AGAIN:
+        if child.ended(1) is RestartEvent.ENDED_AGAIN:
             at.append(clock.now)
     for first in at:
         assert sum(first <= other < first + within_s for other in at) <= most

@@ -25,7 +25,7 @@ from protocol.toolexec.token import ALL
 from supervisor.fleet.fence import FleetLife
 from supervisor.toolexec.backends import container
 from supervisor.toolexec.backends.container import INSIDE
-from supervisor.toolexec.routes import NoRouteError
+from supervisor.toolexec.routes import ToolRefusedError
 from tests.helpers.command import ENVIRONMENT, sandhost
 from tests.helpers.stage import CHILDREN, Stage, eventually, stage
 from tests.helpers.stock import strangers
@@ -130,7 +130,7 @@ async def test_a_tool_runs_in_the_container(stage: Stage, engine: Engine) -> Non
         assert (plan.is_elsewhere, plan.cwd) == (True, "/")
         (_, words) = engine.calls("exec")
         assert words[:5] == ["-i", "-w", "/workspace/sub", name, "sh"]
-        with pytest.raises(NoRouteError) as refused:
+        with pytest.raises(ToolRefusedError) as refused:
             await run_tool(stage, sidecars, child, "rustc-none")
         assert refused.value.status == 403
     assert engine.containers() == []
@@ -147,7 +147,7 @@ async def test_a_fenced_child_of_a_fleet_has_no_tools_in_a_container(
     stage.host.fence.judge = lambda _: None
     async with sidecars_of(stage, r=where) as sidecars:
         child = await waiting_child(stage, fleet=life)
-        with pytest.raises(NoRouteError, match="outlives the lease") as refused:
+        with pytest.raises(ToolRefusedError, match="outlives the lease") as refused:
             await run_tool(stage, sidecars, child, "cargo")
         assert refused.value.status == 403
         free = await waiting_child(stage, "free", fleet=replace(life, is_fenced=False))
@@ -181,7 +181,7 @@ async def test_what_the_container_lacks_is_409_and_asked_once(
     async with sidecars_of(stage, r=section) as sidecars:
         child = await waiting_child(stage)
         for _ in range(2):
-            with pytest.raises(NoRouteError) as refused:
+            with pytest.raises(ToolRefusedError) as refused:
                 await run_tool(stage, sidecars, child, "zz-tool")
             assert refused.value.status == 409
         assert len(engine.calls("exec")) == 1
@@ -194,7 +194,7 @@ async def test_an_engine_that_fails_says_nothing_of_its_containers_tools(
     async with sidecars_of(stage, r=engine.section(path=[bin_dir])) as sidecars:
         child = await waiting_child(stage)
         (engine.home / "restarting").touch()
-        with pytest.raises(NoRouteError) as refused:
+        with pytest.raises(ToolRefusedError) as refused:
             await run_tool(stage, sidecars, child, "cargo")
         assert refused.value.status == 409
         (engine.home / "restarting").unlink()
@@ -280,7 +280,7 @@ async def test_one_that_cannot_start_says_why(
     monkeypatch.setattr(Log, "write", lambda _log, _level, text, **_: said.append(text))
     async with sidecars_of(stage, r=engine.section()) as sidecars:
         child = await waiting_child(stage)
-        with pytest.raises(NoRouteError) as refused:
+        with pytest.raises(ToolRefusedError) as refused:
             await run_tool(stage, sidecars, child, "cargo")
         assert refused.value.status == 409
     assert "Sidecar 'r' is down" in said[0]

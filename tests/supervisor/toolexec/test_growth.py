@@ -132,7 +132,7 @@ async def test_a_start_waits_for_the_look_at_what_was_left(
     assert (await sh(scene, tenant, "true")).code == 0
     real, let_go = vfs.growth.content_of, threading.Event()
 
-    def slow(places: Iterable[Place]) -> vfs.growth.Content:
+    def slow(places: Iterable[Place]) -> vfs.growth.PlacesContent:
         let_go.wait(30)
         return real(places)
 
@@ -246,7 +246,7 @@ async def test_a_tool_outlives_a_moment_in_which_the_host_lacks_something_for_a_
     assert (await sh(scene, tenant, "true")).code == 0
     real, tries = vfs.growth.content_of, []
 
-    def lacking(places: Iterable[Place]) -> vfs.growth.Content:
+    def lacking(places: Iterable[Place]) -> vfs.growth.PlacesContent:
         tries.append(1)
         if len(tries) <= 3:
             raise OSError(number, os.strerror(number))
@@ -287,10 +287,10 @@ async def test_one_look_answers_all_who_wait_for_it(
     go_on = threading.Event()
     looks = []
 
-    def waiting(_places: object) -> vfs.growth.Content:
+    def waiting(_places: object) -> vfs.growth.PlacesContent:
         looks.append(1)
         go_on.wait(30)
-        return vfs.growth.Content(0, 0, 0)
+        return vfs.growth.PlacesContent(0, 0, 0)
 
     monkeypatch.setattr(vfs.growth, "content_of", waiting)
     async with trio.open_nursery() as nursery:

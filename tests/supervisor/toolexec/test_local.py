@@ -10,7 +10,7 @@ import trio
 
 from protocol.toolexec.token import ALL
 from supervisor.toolexec.backends.local import tightest
-from supervisor.toolexec.routes import NoRouteError
+from supervisor.toolexec.routes import ToolRefusedError
 from tests.helpers.stage import Stage, eventually, stage
 from tests.helpers.toolruns import program, run_tool, sidecars_of, waiting_child
 
@@ -71,7 +71,7 @@ async def test_each_child_has_its_own_root_as_workspace(stage: Stage) -> None:
         shown = os.fsencode(one.spec.root) + b"/sub"
         assert await run_tool(stage, sidecars, one, "go", cwd=shown) == ran
         for cwd in (b"/workspace/sub", shown):
-            with pytest.raises(NoRouteError) as refused:
+            with pytest.raises(ToolRefusedError) as refused:
                 await run_tool(stage, sidecars, two, "go", cwd=cwd)
             assert refused.value.status == 400
 
@@ -82,7 +82,7 @@ async def test_a_root_that_was_replaced_is_no_workspace(stage: Stage) -> None:
         child = await waiting_child(stage)
         os.rename(child.spec.root, f"{child.spec.root}-elsewhere")  # attack 40
         os.mkdir(child.spec.root)
-        with pytest.raises(NoRouteError):
+        with pytest.raises(ToolRefusedError):
             await run_tool(stage, sidecars, child, "go")
 
 
@@ -147,7 +147,7 @@ async def test_a_tool_that_nobody_has_is_409(
     async with sidecars_of(stage, g={"kind": "go"}, n={"kind": "node"}) as sidecars:
         child = await waiting_child(stage)
         for tool in ("go", "gcc", "tsc", "pip"):
-            with pytest.raises(NoRouteError) as refused:
+            with pytest.raises(ToolRefusedError) as refused:
                 await run_tool(stage, sidecars, child, tool)
             assert refused.value.status == 409
 
@@ -253,7 +253,7 @@ async def test_a_started_sidecar_is_watched(stage: Stage) -> None:
             assert second != first
             await eventually(lambda: sidecar.generation == 2)
             # A new generation is asked anew.
-            with pytest.raises(NoRouteError) as refused:
+            with pytest.raises(ToolRefusedError) as refused:
                 await run_tool(stage, sidecars, child, "ts-node")
             assert refused.value.status == 409
         with pytest.raises(ProcessLookupError):
@@ -348,7 +348,7 @@ async def test_a_sidecar_that_does_not_start_runs_nothing(stage: Stage) -> None:
     up = {"kind": "go", "path": [bin_dir]}
     async with sidecars_of(stage, down=down) as sidecars:
         child = await waiting_child(stage, "one")
-        with pytest.raises(NoRouteError) as refused:
+        with pytest.raises(ToolRefusedError) as refused:
             await run_tool(stage, sidecars, child, "go")
         assert refused.value.status == 409
     async with sidecars_of(stage, down=down, up=up) as sidecars:

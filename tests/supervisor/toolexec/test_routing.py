@@ -14,7 +14,7 @@ from supervisor.toolexec.kinds import (
     is_tool_name,
     toolchains_for,
 )
-from supervisor.toolexec.routes import NoRouteError, candidates, unavailable
+from supervisor.toolexec.routes import ToolRefusedError, candidates, unavailable
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def test_a_list_may_name_any_tool() -> None:
     more = Fake("p", "python", more=frozenset({"jq", "cargo"}))
     assert names("jq", *ALL, more) == ["p"]
     assert names("cargo", more, *ALL) == ["rust", "p"]
-    with pytest.raises(NoRouteError) as refused:
+    with pytest.raises(ToolRefusedError) as refused:
         names("python3", more)
     assert refused.value.status == 403
 
@@ -94,7 +94,7 @@ def test_a_list_may_name_any_tool() -> None:
 # ToolExec 2: 403 and 409, with their words.
 def test_a_tool_that_no_list_has_is_forbidden() -> None:
     few = Fake("mine", "rust", more=frozenset({"make"}))
-    with pytest.raises(NoRouteError) as refused:
+    with pytest.raises(ToolRefusedError) as refused:
         names("cargo", few)
     assert refused.value.status == 403
     text = b"forbidden: tool 'cargo' is not permitted by the allowlist of 'mine'\n"
@@ -154,7 +154,7 @@ def test_what_is_routed_runs_and_allows_it(tool: str, sidecars: list[Fake]) -> N
     able = [s for s in sidecars if s.is_running and tool in s.allow]
     try:
         found = candidates(tool, sidecars)
-    except NoRouteError:
+    except ToolRefusedError:
         found = ()
         assert not any(tool in sidecar.allow for sidecar in sidecars)
     assert sorted(map(id, found)) == sorted(map(id, able))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from supervisor.toolexec import workspace
-from supervisor.toolexec.routes import NoRouteError
+from supervisor.toolexec.routes import ToolRefusedError
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 
@@ -95,7 +95,7 @@ async def test_a_host_path_that_leads_beneath_the_workspace(
     ],
 )
 async def test_everything_else_gets_one_answer(held: int, cwd: bytes) -> None:
-    with pytest.raises(NoRouteError) as refused:
+    with pytest.raises(ToolRefusedError) as refused:
         await opened(held, cwd)
     assert refused.value.status == 400
     text = b"bad request: cwd is not a directory beneath /workspace\n"
@@ -106,7 +106,7 @@ async def test_everything_else_gets_one_answer(held: int, cwd: bytes) -> None:
 async def test_a_host_path_that_leads_elsewhere(
     held: int, tmp_path: Path, tail: str
 ) -> None:
-    with pytest.raises(NoRouteError):
+    with pytest.raises(ToolRefusedError):
         await opened(held, os.fsencode(tmp_path) + b"/" + tail.encode())
 
 

@@ -18,7 +18,7 @@ from supervisor.workspace import commit as commit_module
 from supervisor.workspace.commit import Committer
 from supervisor.workspace.commit_steps import Steps
 from supervisor.workspace.directory import InUseError, WorkspaceError
-from supervisor.workspace.selection import Selection
+from supervisor.workspace.selection import CommitSelection
 from tests.supervisor.workspace.scene import Scene, Tree, layered, tree_of
 from tests.system.chaos.steps import Step
 
@@ -132,13 +132,13 @@ class ModelGame:
         with self._scene.open() as workspace, cut_at(place, done):
             # Refused: over snapshots, and what moves a directory.
             with contextlib.suppress(CutError, InUseError):
-                workspace.commit(Selection(), is_frozen=True)
+                workspace.commit(CommitSelection(), is_frozen=True)
 
     def _ask(self, what: str) -> None:
         self.log.append(what)
         with self._scene.open() as workspace:
             if what == "commit":
-                workspace.commit(Selection())
+                workspace.commit(CommitSelection())
                 return
             try:
                 getattr(workspace, what)()

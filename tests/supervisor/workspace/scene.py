@@ -19,8 +19,8 @@ from supervisor.spawn.launchpad.layers.overlay import (
 )
 from supervisor.workspace.attributes import TRUSTED_MARKS, USER_MARKS
 from supervisor.workspace.directory import make_workspace
-from supervisor.workspace.layers import LayeredTree, Node
-from supervisor.workspace.selection import Patterns, Selection
+from supervisor.workspace.layers import LayeredTree, TreeNode
+from supervisor.workspace.selection import CommitSelection, Patterns
 from supervisor.workspace.workspace import Workspace
 
 Facts = tuple[object, ...]
@@ -138,7 +138,7 @@ def tree_of(top: Path) -> Tree:
     return found
 
 
-def layered(tree: LayeredTree, directory: Node) -> Tree:
+def layered(tree: LayeredTree, directory: TreeNode) -> Tree:
     """Return what our own reader of layers sees."""
     found: Tree = {}
     with tree.read(directory) as reader:
@@ -156,13 +156,13 @@ def layered(tree: LayeredTree, directory: Node) -> Tree:
     return found
 
 
-def selection(**patterns: list[str] | bool) -> Selection:
+def selection(**patterns: list[str] | bool) -> CommitSelection:
     """Return a selection with some patterns."""
     given = {
         name: value if isinstance(value, bool) else Patterns(value)
         for name, value in patterns.items()
     }
-    return Selection(**given)  # type: ignore[arg-type]
+    return CommitSelection(**given)  # type: ignore[arg-type]
 
 
 def write(path: Path, text: str = "text\n", mode: int = 0o644) -> Path:

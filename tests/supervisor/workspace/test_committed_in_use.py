@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from supervisor.workspace.run import record_end
-from supervisor.workspace.selection import Selection
+from supervisor.workspace.selection import CommitSelection
 from supervisor.workspace.use import WorkspaceUse
 from tests.supervisor.workspace.scene import Scene, layered, scene_in, write
 
@@ -43,7 +43,7 @@ def child(scene: Scene) -> Iterator[Path]:
 def commit(scene: Scene) -> None:
     """Commit all while a child has it, which is stopped."""
     with scene.open() as workspace:
-        assert workspace.commit(Selection(), is_frozen=True).applied
+        assert workspace.commit(CommitSelection(), is_frozen=True).applied
 
 
 def cut_commit(
@@ -68,7 +68,7 @@ def cut_commit(
     with monkeypatch.context() as patch, scene.open() as workspace:
         patch.setattr(f"supervisor.workspace.{at}", die)
         with pytest.raises(CutError):
-            workspace.commit(Selection(), is_frozen=True)
+            workspace.commit(CommitSelection(), is_frozen=True)
 
 
 def move(directory: Path, target: Path) -> None:
@@ -139,7 +139,7 @@ def test_a_commit_that_died_before_its_end_is_undone_where_the_child_goes_on(
     assert not list(scene.base.iterdir())
     assert paths(scene) == {b"b"}
     with scene.open() as workspace:
-        workspace.commit(Selection())
+        workspace.commit(CommitSelection())
     assert [path.name for path in scene.base.iterdir()] == ["b"]
 
 
@@ -194,7 +194,7 @@ def test_the_end_of_a_run_undoes_a_commit_that_died_and_then_looks(
     use = WorkspaceUse("w", os.fspath(scene.base), "review", state)
     assert {row.path for row in record_end(use, is_last=True)} == {b"a", b"b"}
     with scene.open() as workspace:
-        assert workspace.commit(Selection()).conflicts == ()
+        assert workspace.commit(CommitSelection()).conflicts == ()
 
 
 # spec WS12
@@ -251,7 +251,7 @@ def test_directories_that_a_commit_moves_and_puts_anew_are_no_others(
         (top / "x/g").rename(top / "e")
         write(top / "f/g/c", "new\n")
     with scene.open() as workspace:
-        assert not workspace.commit(Selection()).conflicts
+        assert not workspace.commit(CommitSelection()).conflicts
     assert (scene.base / "f/g/c").read_text() == "new\n"
     assert (scene.base / "e/c").exists()
 
@@ -268,7 +268,7 @@ def test_a_directory_that_was_moved_into_a_new_one_is_there_behind_its_commit(
         for path in more:
             write(top / path)
     with scene.open() as workspace:
-        assert workspace.commit(Selection()).applied
+        assert workspace.commit(CommitSelection()).applied
     assert paths(scene) == {b"d", b"d/e", b"d/e/c", b"f", *map(os.fsencode, more)}
     assert not scene.rows()
 
@@ -287,7 +287,7 @@ def test_a_directory_that_took_a_removed_one_s_place_keeps_what_it_has(
         assert workspace.finish_commit() is False
     assert paths(scene) == {b"x", b"x/a"}
     with scene.open() as workspace:
-        assert workspace.commit(Selection()).applied
+        assert workspace.commit(CommitSelection()).applied
     assert (scene.base / "x/a").exists()
 
 

@@ -10,14 +10,14 @@ import trio
 from hostlib.journal import Journal
 from supervisor.workspace.audit import MOST_CHANGES, WorkspaceAudit, watch_use
 from supervisor.workspace.changes import Change, Row
-from supervisor.workspace.layers import Node
+from supervisor.workspace.layers import TreeNode
 from supervisor.workspace.use import Mode, WorkspaceUse
 
 
 def added(path: bytes, size: int) -> Row:
     """Return the row of a file that was added."""
     status = os.stat_result((stat.S_IFREG | 0o644, 1, 1, 1, 0, 0, size, 0, 0, 0))
-    return Row(path, Change.ADDED, Node(path, status, ()), None)
+    return Row(path, Change.ADDED, TreeNode(path, status, ()), None)
 
 
 def told_of(rows: list[Row]) -> list[dict[str, Any]]:

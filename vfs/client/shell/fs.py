@@ -149,7 +149,7 @@ class Command:
 
     def __init__(
         self,
-        run: Callable[[Call], int],
+        run: Callable[[FsCall], int],
         usage: str,
         about: str,
         example: str,
@@ -164,7 +164,7 @@ class Command:
         self.option = option
 
 
-class Call:
+class FsCall:
     """A parsed command line.
 
     Attributes:
@@ -183,13 +183,13 @@ class Call:
         self.top_level: bool | None = None
 
 
-def read(word: str, command: Command, arguments: list[str]) -> Call:
+def read(word: str, command: Command, arguments: list[str]) -> FsCall:
     """Parse the arguments after a command word.
 
     Raises:
         UsageError: an unknown option, or a wrong number of names.
     """
-    call = Call()
+    call = FsCall()
     rest = iter(arguments)
     for argument in rest:
         if argument == "--":
@@ -212,7 +212,7 @@ def read(word: str, command: Command, arguments: list[str]) -> Call:
 # The commands
 
 
-def _cat(call: Call) -> int:
+def _cat(call: FsCall) -> int:
     def cat(name: bytes) -> None:
         with FileStep(client, name, "r", call.top_level) as fileno:
             while piece := _read_piece(client, name, fileno):
@@ -222,7 +222,7 @@ def _cat(call: Call) -> int:
         return _each(call.names, cat)
 
 
-def _put(call: Call) -> int:
+def _put(call: FsCall) -> int:
     name = call.names[0]
     with own_connection(call.client) as client:
         with FileStep(
@@ -234,7 +234,7 @@ def _put(call: Call) -> int:
     return OK
 
 
-def _cp(call: Call) -> int:
+def _cp(call: FsCall) -> int:
     source, target = call.names
     if os.path.normpath(source) == os.path.normpath(target):
         raise StepError(f"{quote(source)} and {quote(target)} are the same file")
@@ -262,7 +262,7 @@ def _cp(call: Call) -> int:
     return OK
 
 
-def _check_apart(call: Call, source: bytes, target: bytes) -> int:
+def _check_apart(call: FsCall, source: bytes, target: bytes) -> int:
     """Return a source's size; raise if two names look like names of one file.
 
     STAT shows only size and time.  Without it, ``_cp`` reports lost bytes at the end.
@@ -287,7 +287,7 @@ def _check_apart(call: Call, source: bytes, target: bytes) -> int:
     return one.size
 
 
-def _ls(call: Call) -> int:
+def _ls(call: FsCall) -> int:
     name = call.names[0] if call.names else b"."
     with Step("list", name):
         if call.option:
@@ -300,7 +300,7 @@ def _ls(call: Call) -> int:
     return _print(b"".join(sorted(lines)))
 
 
-def _stat(call: Call) -> int:
+def _stat(call: FsCall) -> int:
     name = call.names[0]
     with Step("stat", name):
         if call.option:
@@ -313,7 +313,7 @@ def _stat(call: Call) -> int:
     return _print(name + line.encode())
 
 
-def _mkdir(call: Call) -> int:
+def _mkdir(call: FsCall) -> int:
     def mkdir(name: bytes) -> None:
         with Step("make directory", name):
             call.client.mkdir(name, call.top_level)
@@ -321,7 +321,7 @@ def _mkdir(call: Call) -> int:
     return _each(call.names, mkdir)
 
 
-def _rm(call: Call) -> int:
+def _rm(call: FsCall) -> int:
     def remove(name: bytes) -> None:
         with Step("remove", name):
             call.client.remove(name, call.top_level)
@@ -329,7 +329,7 @@ def _rm(call: Call) -> int:
     return _each(call.names, remove)
 
 
-def _mv(call: Call) -> int:
+def _mv(call: FsCall) -> int:
     old, new = call.names
     with Step("rename", old, new):
         try:

@@ -63,7 +63,7 @@ _WITH_VALUE = {
 }
 
 
-class Call:
+class LlmCall:
     """A parsed command line."""
 
     __slots__ = ("as_json", "given", "top_level")
@@ -103,8 +103,8 @@ def _run(argv: list[str]) -> int:
     raise UsageError(f"unknown command {quote(word)}" if argv else "no command")
 
 
-def _read(arguments: list[str]) -> Call:
-    call = Call()
+def _read(arguments: list[str]) -> LlmCall:
+    call = LlmCall()
     rest = iter(arguments)
     for argument in rest:
         if argument in _WITH_VALUE:
@@ -125,7 +125,7 @@ def _read(arguments: list[str]) -> Call:
     return call
 
 
-def _chat(call: Call) -> int:
+def _chat(call: LlmCall) -> int:
     inputs, outputs = call.given["input"], call.given["output"]
     prompt = "".join(call.given["prompt"])
     preset = "".join(call.given["preset"])
