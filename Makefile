@@ -12,10 +12,10 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 FUZZ_STAMP := $(VENV)/.installed-fuzz
 
-# Worker processes of pytest: two for each core, for tests also wait; four at
+# Worker processes of pytest: one for each core and one for the tests that wait, four at
 # most, for a test has processes of its own; 0 runs the tests one after the other. One that
 # has none left takes some of another's: else one works alone at the end, for minutes.
-WORKERS ?= $(shell expr 2 \* $$(nproc))
+WORKERS ?= $(shell expr $$(nproc) + 1)
 PARALLEL = -n $(WORKERS) --maxprocesses 4 --dist worksteal
 # Set where `make test` comes after `make check`: the quick tests are in it.
 TESTS_FOLLOW ?=
