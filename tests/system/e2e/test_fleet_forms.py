@@ -12,10 +12,12 @@ import pytest
 import trio
 
 from supervisor.cli.fleet import fleet
-from supervisor.fleet.messages import VERSION
+from supervisor.fleet.messages import VERSION, AskSlice, Session, encode
+from supervisor.fleet.slices import ACCOUNT, NEVER
 from tests.helpers.command import Outcome, sandhost
 from tests.helpers.daemon import Daemon, daemon
 from tests.helpers.fleetdoors import Doors, fleet_of
+from tests.helpers.fleetscene import CALM_S
 from tests.helpers.stage import eventually
 
 pytestmark = pytest.mark.slow
@@ -54,6 +56,19 @@ class Fleet:
         assert (done.status, done.err) == (0, b"")
         return {row["name"]: row for row in json.loads(done.out)["children"]}
 
+    async def session(self, name: str) -> Session:
+        """Return the session of a node."""
+        done = await self.run("a", "ps", "--json")
+        rows = {row["name"]: row for row in json.loads(done.out)["nodes"]}
+        ledger, _, number = rows[name]["session"].rpartition(".")
+        return Session(ledger, int(number))
+
+    async def accounts(self) -> list[dict[str, Any]]:
+        """Return the accounts, as node a shows them."""
+        done = await self.run("a", "quota", "--json")
+        assert (done.status, done.err) == (0, b"")
+        return list(json.loads(done.out)["accounts"])
+
     async def refused(self, told: str, *words: str) -> None:
         """Ask for children that are refused at once: nothing is in the table."""
         before = await self.children()
@@ -72,9 +87,9 @@ class Fleet:
 
 
 @asynccontextmanager
-async def two_nodes(where: Path) -> AsyncIterator[Fleet]:
+async def two_nodes(where: Path, lease_s: float = CALM_S) -> AsyncIterator[Fleet]:
     with node() as one, node() as other:
-        async with fleet_of(where, a=one, b=other) as scene:
+        async with fleet_of(where, lease_s, a=one, b=other) as scene:
             yield Fleet(scene)
 
 
@@ -160,6 +175,64 @@ async def test_lists_have_the_fields_that_programs_read(tmp_path: Path) -> None:
         for where in "ab":
             done = await asked.run(where, "quota", "--json")
             assert json.loads(done.out) == {"accounts": []}
+
+
+# spec FL7, FL11: the fields of Forms, no more and no fewer.
+async def test_slices_have_the_fields_that_programs_read(tmp_path: Path) -> None:
+    async with two_nodes(tmp_path, lease_s=8.0) as asked:
+        directory = asked.scene.directory
+        directory.set_account(ACCOUNT, 1600.0, NEVER)
+        for name, worst in (("a", 400.0), ("b", 200.0)):
+            session = await asked.session(name)
+            asks = AskSlice(name, session, ACCOUNT, 1, worst)
+            directory.receive([encode(asks)])
+        (account,) = await asked.accounts()
+        slices = account.pop("slices")
+        assert account == {
+            "name": ACCOUNT, "limit": 1600.0, "spent": 0.0, "free": 1000.0,
+            "window": NEVER,
+        }  # fmt: skip
+        assert len({row.pop("id") for row in slices}) == 2
+        assert slices == [
+            {"node": "a", "size": 400.0, "left": 400.0, "state": "open"},
+            {"node": "b", "size": 200.0, "left": 200.0, "state": "open"},
+        ]
+        await asked.scene.kill("b")
+        while slices[1]["state"] == "open":
+            (account,) = await asked.accounts()
+            slices = account["slices"]
+        lost = slices[1]
+        assert lost.pop("id")
+        assert lost == {"node": "b", "size": 200.0, "left": 200.0, "state": "lost"}
+
+
+ASKING = {
+    ("ps",): 1,
+    ("quota",): 1,
+    ("top", "--once"): 1,
+    ("logs", "w"): 1,
+    ("kill", "w"): 1,
+    ("trace", "w"): 1,
+    ("diff", "w"): 2,
+    ("commit", "w"): 2,
+    ("forget", "b"): 1,
+    ("spawn", *SLEEP): 1,
+}
+"""Commands that ask the directory and end, and their status where it is silent."""
+
+
+# spec FL11: by its own word each gives up after 8 s, of the 10 that it has.
+async def test_commands_say_that_the_directory_does_not_answer(tmp_path: Path) -> None:
+    async with two_nodes(tmp_path) as asked, trio.open_nursery() as nursery:
+        asked.scene.hold_requests("b")
+
+        async def ask(status: int, *words: str) -> None:
+            done = await asked.run("b", *words)
+            assert (done.status, done.out) == (status, b""), words
+            assert done.said("the fleet's directory does not answer within 8 s"), words
+
+        for words, status in ASKING.items():
+            nursery.start_soon(ask, status, *words)
 
 
 # spec FL3, Forms of `logs` and `kill`: from any node.

@@ -50,6 +50,7 @@ workspace = ["repo"]
 sandbox = "none"
 """
 PORTS = "21700-21760"
+PORTS_OF_HEAD = "21900-21960"
 OWN = own_address()
 NETWORK = """
 [policy.wide]
@@ -176,7 +177,8 @@ def test_a_fleet_comes_up_survives_kills_and_leaves_nothing() -> None:
         named = ("--node", "b", "--labels", "gpu,big", "--bind", "127.0.0.2")
         done = b.fleet(*words, token, *named, "--ports", PORTS)
         assert done.status == 0
-        check_ports(a, b, done)
+        check_ports(b, done, PORTS)
+        assert not set(listening(a).values()) & EVERY
         assert b.states() == {"a": "up", "b": "up"}
         check_token(a, token)
         check_children(a, b)
@@ -191,7 +193,9 @@ def test_a_fleet_comes_up_survives_kills_and_leaves_nothing() -> None:
         check_kill_of_raylet(a, b)
         if LONG:  # Ray sees after 17 s that the raylet was killed
             done = b.fleet(*words, token, "--node", "b")
+            # An actor of b that Ray had started on a would have kept its name.
             assert (done.status, done.err) == (0, b"")
+            assert len(pids_of(a.directory, "ray::NodeActor")) == 1
         else:
             assert b.fleet("leave").said("Ray here is ended")
         with restarted(a):
@@ -249,9 +253,11 @@ def test_a_node_on_a_ray_that_runs_already_leaves_it_alone() -> None:
     if OWN is None:
         pytest.skip("this machine has no address but loopback")
     with place("a") as a, place("b") as b:
-        at = ("--bind", OWN, "--port", str(free_port()))
+        port = free_port()
+        at = ("--bind", OWN, "--port", str(port), "--ports", PORTS_OF_HEAD)
         done = a.fleet("up", "--node", "a", *at, "--json")
         assert done.status == 0, done.err
+        check_ports(a, done, PORTS_OF_HEAD, port)
         address, token = json.loads(done.out).values()
         named = ("--node", "b", "--bind", OWN, "--token-file", token)
         words = ("join", *named, "--address")
@@ -352,20 +358,27 @@ def check_refusals(a: Place, b: Place, words: tuple[str, ...], token: str) -> No
 EVERY = {"0.0.0.0", "::"}  # noqa: S104 - looked for
 
 
-def check_ports(a: Place, b: Place, joined: Outcome) -> None:
-    """Look at the ports on which b's Ray listens: all of them are in the range.
+def check_ports(one: Place, entered: Outcome, ports: str, *heads: int) -> None:
+    """Look at the ports on which a node's Ray listens: all of them are in the range.
 
-    Those that are open on every address are told, and a has none.
+    Those that are open on every address are told.
+
+    Args:
+        one: the node, whose address is not 127.0.0.1.
+        entered: its `up` or `join`.
+        ports: the range.
+        heads: the port of the fleet's head, which is beside the range, if it is here.
     """
-    first, last = map(int, PORTS.split("-"))
-    ports = listening(b)
-    assert ports
-    assert all(first <= port <= last for port in ports), ports
-    is_open = sorted(port for port, one in listening(b).items() if one in EVERY)
-    assert len(is_open) >= 2
-    told = joined.err.decode().partition("this machine: ")[2].partition(";")[0]
+    first, last = map(int, ports.split("-"))
+    found = listening(one)
+    own = found.keys() - set(heads)
+    assert own
+    assert all(first <= port <= last for port in own), own
+    is_open = sorted(port for port, where in found.items() if where in EVERY)
+    assert len(is_open) >= 2 + len(heads)
+    assert set(is_open) >= set(heads)
+    told = entered.err.decode().partition("this machine: ")[2].partition(";")[0]
     assert sorted(map(int, told.split(", "))) == is_open
-    assert not set(listening(a).values()) & EVERY
 
 
 def listening(one: Place) -> dict[int, str]:
@@ -651,7 +664,7 @@ def check_sandboxes(a: Place, b: Place, address: str, token: str) -> None:
 
 
 def check_restarts(a: Place, b: Place) -> None:
-    """Kill actors: they are started again, and the sessions go on."""
+    """Kill actors: they are started again on their nodes, and the sessions go on."""
     sessions = [node["session"] for node in a.shown()["nodes"]]
     for one, what in ((a, "Directory"), (b, "NodeActor")):
         (pid,) = pids_of(one.directory, f"ray::{what}")
