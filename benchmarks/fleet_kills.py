@@ -30,9 +30,8 @@ AIMED = 200
 SEED = 1
 """Of the order of the kills."""
 
-GONE_S, TOLD_S, PLACED_S = 6.0, 7.0, 10.0
-"""Limits, from the kill (FL8, and the aims of the fleet); a lease is 5 s, and may be
-renewed once more in the second in which Ray notices the end of its raylet."""
+GONE_S, TOLD_S, PLACED_S = 5.0, 7.0, 10.0
+"""Limits, from the kill (FL8, and the aims of the fleet); the first is a lease."""
 
 FAULTS = (AssertionError, ControlError, OSError, SubprocessError, ValueError)
 """Of a kill, or of the fleet around it."""

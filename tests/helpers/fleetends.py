@@ -5,10 +5,10 @@
         print(outcome.untrue_s)
 
 Each end is one that FL8 names. A table is untrue if it lists a child that does not run,
-lacks one that runs, or does not answer.
+lacks one that runs, or does not answer; what is left counts like an untruth.
 """
 
-import itertools
+import json
 import os
 import random
 import select
@@ -16,7 +16,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,7 +25,7 @@ from typing import Any
 
 from hostlib.linux import processes
 from supervisor.cluster import ray_processes
-from supervisor.cluster.client import FleetClient
+from supervisor.cluster.client import door_of
 from supervisor.control.client import ControlError, call
 from supervisor.fleet.lease import BEAT_S, LEASE_S
 from tests.helpers.fleetkills import PATIENCE_S, Fleet, is_running, pause, pids_of
@@ -41,6 +41,10 @@ ENDS = (
     "kill daemon",
     "kill driver",
 )
+"""Of a part of a node that is not the head, or of the directory."""
+
+ENDS_OF_HEAD = ("ray stop --force", "kill raylet")
+"""Ends of the head, and of the fleet with it (FL2)."""
 
 CALM_S = LEASE_S + 3 * BEAT_S
 """Time without anything untrue, after which all is true: a lease has ended in it."""
@@ -48,8 +52,11 @@ CALM_S = LEASE_S + 3 * BEAT_S
 RESTART_S = 1.0
 """Time from the end of a daemon to its next start (`RestartSec` of the unit)."""
 
+LATE_S = LEASE_S + BEAT_S
+"""Time after which all is known: a lease has ended, and the directory has seen it."""
+
 ANSWER_S = 1.0
-"""Time in which a daemon answers a question."""
+"""Time in which a question is answered; silence for so long is untrue."""
 
 LISTED_S = 1.0
 """Between two lists of workspaces, which wait for one in use."""
@@ -72,16 +79,49 @@ class Outcome:
     """Times of what was untrue or left after an end, in seconds from it.
 
     Attributes:
-        untrue_s: until nothing was.
-        untrue: the last of it; empty for nothing.
-        ray_s: until no process of a Ray without a raylet ran.
-        look_s: the longest look, which its time may be late by.
+        untrue_s: until the first look that found nothing any more.
+        untrue: the last that was found; empty for nothing.
+        ray_s: until no process of a Ray without a raylet was seen.
+        look_s: the longest look, which a time may be late by.
+        is_lost: the child there was lost.
     """
 
     untrue_s: float = 0.0
     untrue: str = ""
     ray_s: float = 0.0
     look_s: float = 0.0
+    is_lost: bool = False
+
+
+def observe(machine: Machine, find: Callable[[bool], str]) -> Outcome:
+    """Look for what is untrue from now on, until nothing is for long.
+
+    Args:
+        machine: whose Ray is looked at.
+        find: returns the first untruth; its argument tells that all has to be known.
+
+    Raises:
+        AssertionError: something stays untrue.
+    """
+    outcome, begun_s = Outcome(), time.monotonic()
+    since_s, was_untrue, was_left = 0.0, False, False
+    while was_untrue or since_s - outcome.untrue_s < CALM_S:
+        looked_s = since_s
+        said = find(since_s > LATE_S)
+        since_s = time.monotonic() - begun_s
+        outcome.look_s = max(outcome.look_s, since_s - looked_s)
+        if said:
+            outcome.untrue = said
+        if said or was_untrue:
+            outcome.untrue_s = since_s
+        was_untrue = bool(said)
+        is_left = not has_raylet(machine) and is_running(machine)
+        if is_left or was_left:
+            outcome.ray_s = time.monotonic() - begun_s
+        was_left = is_left
+        assert since_s < PATIENCE_S, outcome.untrue
+        pause(0.02)
+    return outcome
 
 
 @dataclass
@@ -101,80 +141,91 @@ class Watch:
     name: str
     lines: Path
     over: str = ""
-    _bases: dict[str, tuple[float, set[str]]] = field(default_factory=dict, init=False)
+    _is_silent: bool = field(default=False, init=False)
+    _spaces: dict[str, tuple[float, list[dict[str, Any]]]] = field(
+        default_factory=dict, init=False
+    )
 
-    def run(self) -> Outcome:
-        """Look at all tables from now on, until nothing is untrue for long.
-
-        Raises:
-            AssertionError: something stays untrue.
-        """
-        outcome, begun_s = Outcome(), time.monotonic()
-        since_s = 0.0
-        while since_s - outcome.untrue_s < CALM_S:
-            looked_s = since_s
-            is_late = since_s > LEASE_S + BEAT_S
-            # Twice, for its parts are not of one moment.
-            said = self.find_untruth(is_late) and self.find_untruth(is_late)
-            since_s = time.monotonic() - begun_s
-            outcome.look_s = max(outcome.look_s, since_s - looked_s)
-            if said:
-                outcome.untrue_s, outcome.untrue = since_s, said
-            if self.is_ray_left():
-                outcome.ray_s = since_s
-            assert since_s < PATIENCE_S, outcome.untrue
-            pause(0.02)
-        return outcome
-
-    def is_ray_left(self) -> bool:
-        """Tell whether the machine has processes of a Ray, but no raylet."""
-        return not has_raylet(self.machine) and is_running(self.machine)
-
-    def find_untruth(self, is_late: bool = False) -> str:
-        """Return the first untruth of this look; empty for none.
+    def find_untruth(self, is_late: bool) -> str:
+        """Return the first untruth; empty for none.
 
         Args:
             is_late: what is not known yet has to be known.
         """
-        tables = self.fleet.tables()
+        self._is_silent = False
+        said = next(self._untruths(is_late), "")
+        # Once more, for the parts of a look are not of one moment; silence is of this one.
+        return said if self._is_silent else said and next(self._untruths(is_late), "")
+
+    def find_remains(self, _is_late: bool) -> str:
+        """Return the first thing that is left of a fleet without a head."""
+        return next(self._remains(), "")
+
+    def _remains(self) -> Iterator[str]:
+        for one in self.fleet.all:
+            if one.pids(str(self.lines)):
+                yield f"{self.name} runs on {one.name}"
+            if listed := self._ask(one, "ps"):
+                yield f"children of the fleet on {one.name}: {len(listed)}"
+            yield from self._of_leaks(one)
+        if tables_of(self.machine):
+            yield f"the door of {self.machine.name} answers for the directory"
+
+    def _ask(self, one: Machine, do: str, **args: object) -> Any:
+        """Return what a daemon answers; None where it does not."""
+        try:
+            return call(one.control, do, args or None, timeout_s=ANSWER_S)
+        except (ControlError, OSError):
+            self._is_silent = True
+            return None
+
+    def _untruths(self, is_late: bool) -> Iterator[str]:
+        """Yield what is untrue."""
+        tables = tables_of(self.fleet.head)
         if not tables:
-            return "the directory does not answer"
+            self._is_silent = True
+            yield "the directory does not answer"
+            return
         states = {row["name"]: row["state"] for row in tables["nodes"]}
         children = {row["name"]: row for row in tables["children"]}
-        found = [self._of_nodes(states, is_late), self._of_own(children, is_late)]
+        yield from self._of_nodes(states, is_late)
+        yield from self._of_own(children, is_late)
         for one in self.fleet.all:
             here = [row for row in children.values() if row["node"] == one.name]
-            found += [self._of_children(one, here), self._of_leaks(one)]
-        return next(itertools.chain(*found), "")
+            yield from self._of_children(one, here)
+            yield from self._of_leaks(one)
 
     def _of_nodes(self, states: dict[str, str], is_late: bool) -> Iterator[str]:
         """Yield what is untrue of nodes."""
         own = self.machine.name
         if has_raylet(self.machine):
-            if not does_door_answer(self.machine):
+            if not tables_of(self.machine):
+                self._is_silent = True
                 yield f"the door of {own} does not answer"
-        else:
-            if is_running(self.machine):
-                yield f"processes of the Ray of {own} are left"
-            if states.get(own) == "up":
-                yield f"the node {own} is up without Ray"
-        if is_late and "unknown" in states.values():
-            yield f"a node is unknown: {states}"
+            if is_late and set(states.values()) != {"up"}:
+                yield f"a node is not up: {states}"
+            return
+        if is_running(self.machine):
+            yield f"processes of the Ray of {own} are left"
+        if states.get(own) == "up":
+            yield f"the node {own} is up without Ray"
+        if is_late and states.get(own) == "unknown":
+            yield f"the node {own} is still unknown"
 
     def _of_own(self, children: dict[str, Any], is_late: bool) -> Iterator[str]:
         """Yield what is untrue of the children that this is about."""
-        state = children[self.name]["state"]
+        state = children.get(self.name, {}).get("state")
         if is_late and state != "running":
             yield f"{self.name} is {state}"
-        if self.over and children[self.over]["state"] != "ended":
-            yield f"{self.over} is {children[self.over]['state']}"
+        state = children.get(self.over, {}).get("state")
+        if self.over and state != "ended":
+            yield f"{self.over} is {state}"
 
     def _of_children(self, one: Machine, here: list[dict[str, Any]]) -> Iterator[str]:
         """Yield what is untrue of the children of a machine, in either table."""
-        try:
-            listed = call(one.control, "ps", timeout_s=ANSWER_S)
-        except (ControlError, OSError) as why:
-            yield f"the daemon of {one.name} does not answer: {why}"
+        listed = self._ask(one, "ps")
+        if listed is None:
+            yield f"the daemon of {one.name} does not answer"
             return
         runs = bool(one.pids(str(self.lines)))
         live = {key_of(row) for row in listed if is_live(row)}
@@ -188,18 +239,23 @@ class Watch:
         told = {row["name"] for row in here if row["state"] in TOLD}
         if unknown := [key for key in live - running if key[0] not in told]:
             yield f"run on {one.name}, and are not listed: {unknown}"
+        spaces = self._list_workspaces(one)
+        names = {row["name"] for row in listed} | {row["id"] for row in listed}
+        if idle := [
+            row["name"] for row in spaces if row["child"] and row["child"] not in names
+        ]:
+            yield f"workspaces on {one.name} that nothing uses: {idle}"
 
     def _of_leaks(self, one: Machine) -> Iterator[str]:
         """Yield what is left on a machine, and which workspace is not listed."""
-        try:
-            leaks = call(one.control, "leaks", timeout_s=ANSWER_S)
-            names = self._list_workspaces(one)
-        except (ControlError, OSError) as why:
-            yield f"the daemon of {one.name} does not answer: {why}"
+        leaks = self._ask(one, "leaks")
+        if leaks is None:
+            yield f"the daemon of {one.name} does not answer"
             return
         if not leaks["clean"]:
             counts = {what: count for what, count in leaks["counts"].items() if count}
             yield f"left on {one.name}: {counts}"
+        names = {row["name"] for row in self._list_workspaces(one)}
         if one is self.machine and f"{one.name}-repo" not in names:
             yield f"the workspace of {self.name} is not listed"
         if self.over and any(self.over in name for name in names):
@@ -209,14 +265,14 @@ class Watch:
         if strays := strays_of(one):
             yield f"left on {one.name}: processes {strays}"
 
-    def _list_workspaces(self, one: Machine) -> set[str]:
+    def _list_workspaces(self, one: Machine) -> list[dict[str, Any]]:
         """Return the workspaces of a daemon, as it has listed them not long ago."""
-        listed_s, names = self._bases.get(one.name, (0.0, set()))
+        listed_s, rows = self._spaces.get(one.name, (0.0, []))
         if time.monotonic() - listed_s > LISTED_S:
-            rows = call(one.control, "workspace", {"verb": "list"}, timeout_s=ANSWER_S)
-            names = {row["name"] for row in rows["result"]}
-            self._bases[one.name] = (time.monotonic(), names)
-        return names
+            answer = self._ask(one, "workspace", verb="list")
+            rows = answer["result"] if answer else []
+            self._spaces[one.name] = (time.monotonic(), rows)
+        return rows
 
 
 TOLD = ("placing", "running", "unknown")
@@ -242,11 +298,11 @@ def has_raylet(machine: Machine) -> bool:
     return False
 
 
-def does_door_answer(machine: Machine) -> bool:
-    """Tell whether a machine's node answers for the fleet."""
+def tables_of(machine: Machine) -> dict[str, Any]:
+    """Return `fleet ps` as a machine's door has it; nothing where it does not answer."""
     with suppress(ControlError, OSError):
-        return bool(FleetClient(machine.control).ask("ps"))
-    return False
+        return dict(call(door_of(machine.control), "ps", {}, timeout_s=ANSWER_S))
+    return {}
 
 
 def strays_of(machine: Machine) -> list[str]:
@@ -261,6 +317,13 @@ def strays_of(machine: Machine) -> list[str]:
     return found
 
 
+def orphans_of(machine: Machine) -> dict[str, int]:
+    """Return what ended hosts have left on a machine; its `/tmp` is shared."""
+    done = machine.run(SANDHOST, "doctor", "--leaks", "--json")
+    counts = json.loads(done.stdout)["counts"]
+    return {what: counts[what] for what in ("launchpads", "orphans") if counts[what]}
+
+
 def end_part(fleet: Fleet, kind: str, number: int) -> Outcome:
     """End a part at a moment of chance, return what follows, and bring it back.
 
@@ -271,17 +334,40 @@ def end_part(fleet: Fleet, kind: str, number: int) -> Outcome:
     name = f"{machine.name}-{number}"
     lines = fleet.start(machine, name)
     watch = Watch(fleet, machine, name, lines)
-    with ended(watch, kind):
-        outcome = watch.run()
+    with ended(watch, machine, kind):
+        outcome = observe(machine, watch.find_untruth)
+    assert not orphans_of(machine), f"left on {machine.name}: {orphans_of(machine)}"
+    outcome.is_lost = not lines.read_bytes().endswith(b"1\n")
     fleet.recover(machine)
     fleet.end(machine, name, lines)
     return outcome
 
 
+def end_head(fleet: Fleet, kind: str, number: int) -> Outcome:
+    """End the head's Ray, return what follows, and begin the fleet again.
+
+    Raises:
+        AssertionError: something was left.
+    """
+    machine = fleet.others[0]
+    name = f"{machine.name}-{number}"
+    lines = fleet.start(machine, name)
+    watch = Watch(fleet, machine, name, lines)
+    with ended(watch, fleet.head, kind):
+        outcome = observe(fleet.head, watch.find_remains)
+    outcome.is_lost = True
+    for one, command in ((fleet.head, "down"), (machine, "leave")):
+        one.fleet(command)
+        assert not is_running(one), f"the Ray of {one.name} is left"
+        assert not orphans_of(one), f"left on {one.name}: {orphans_of(one)}"
+    fleet.begin()
+    fleet.end(machine, name, lines)  # the directory's store has it still
+    return outcome
+
+
 @contextmanager
-def ended(watch: Watch, kind: str) -> Iterator[None]:
-    """End a part of a fleet, of the machine or of its head; a daemon starts again."""
-    machine = watch.machine
+def ended(watch: Watch, machine: Machine, kind: str) -> Iterator[None]:
+    """End a part of a machine, or the directory; a daemon starts again."""
     wait_s = random.uniform(0.0, BEAT_S)
     if kind == "kill driver":
         name = f"{watch.name}-held"
@@ -320,10 +406,11 @@ def _stopped(machine: Machine) -> Iterator[None]:
     with subprocess.Popen(words, stdout=subprocess.DEVNULL) as stop:
         try:
             assert select.select([pidfd], [], [], PATIENCE_S)[0], "the raylet runs on"
+            yield
+            assert stop.wait(PATIENCE_S) == 0, "ray stop has failed"
         finally:
             os.close(pidfd)
-        yield
-        assert stop.wait() == 0, "ray stop has failed"
+            stop.kill()
 
 
 @contextmanager
@@ -338,10 +425,12 @@ def driver(fleet: Fleet, machine: Machine, name: str) -> Iterator[int]:
     ) as outer:
         try:
             assert outer.stdout is not None
-            said = outer.stdout.readline()
-            while said and said != b"holds\n":
-                said = outer.stdout.readline()
-            assert said, "the driver has ended"
+            said = b""
+            while b"holds\n" not in said:
+                assert select.select([outer.stdout], [], [], PATIENCE_S)[0], said
+                piece = os.read(outer.stdout.fileno(), 4096)
+                assert piece, f"the driver has ended: {said!r}"
+                said += piece
             (pid,) = (pid for pid in machine.pids(DRIVER) if pid != outer.pid)
             yield pid
         finally:

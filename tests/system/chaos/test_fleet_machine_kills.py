@@ -16,7 +16,14 @@ import pytest
 
 from supervisor.cluster import ray_processes
 from tests.helpers import fleetkills
-from tests.helpers.fleetends import DRIVER, ENDS, RAY, driver, end_part
+from tests.helpers.fleetends import (
+    ENDS,
+    ENDS_OF_HEAD,
+    RAY,
+    driver,
+    end_head,
+    end_part,
+)
 from tests.helpers.fleetkills import (
     Fleet,
     host,
@@ -90,6 +97,8 @@ def test_tables_are_true_after_the_end_of_each_part(
     with fleet_of("a", "b") as fleet:
         for number, kind in enumerate(ENDS):
             tell(f"{kind}: {end_part(fleet, kind, number)}")
+        for number, kind in enumerate(ENDS_OF_HEAD, len(ENDS)):
+            tell(f"{kind} of the head: {end_head(fleet, kind, number)}")
 
 
 # spec FL8
@@ -99,7 +108,6 @@ def test_a_driver_that_is_killed_takes_nothing_along() -> None:
         lines = fleet.start(machine, "b-driver")
         with driver(fleet, machine, "b-held") as pid:
             os.kill(pid, signal.SIGKILL)
-        until(lambda: not machine.pids(DRIVER))
         assert machine.states() == {"a": "up", "b": "up"}
         assert lines.read_bytes().endswith(b"1\n")
         fleet.end(machine, "b-driver", lines)
