@@ -54,7 +54,6 @@ class Clients:
         child_id: unique in the host.
         held: gets descriptors that are sent to a client.
         on_eof: called when its own conversation ends before its process.
-            process.
 
     Attributes:
         own: on FD 3; None before the start.

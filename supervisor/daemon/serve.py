@@ -282,7 +282,7 @@ class Daemon:
         orders: Orders,
         control: Callable[..., Awaitable[object]],
     ) -> None:
-        """Serve the control socket, and start or take over the children."""
+        """Serve the control socket, and start or restore the children."""
         await self._open_member(host, children, nursery, orders)
         if self._opened.left is not None:
             await self._restore(host, children, self._opened.left)

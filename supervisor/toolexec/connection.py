@@ -211,7 +211,7 @@ class Connection:
                     elif task is None and not unsent:
                         await self._serve()
                     else:
-                        await self._go_on(task, unsent)
+                        await self._resume_reply(task, unsent)
                 except RefusedAtOnceError as why:
                     await self._refuse_at_once(why.refusal)
         except GoneError:
@@ -253,7 +253,7 @@ class Connection:
         if refusal is not None:
             await self.wire.refuse(refusal)
 
-    async def _go_on(self, task: Task | None, unsent: bytes) -> None:
+    async def _resume_reply(self, task: Task | None, unsent: bytes) -> None:
         """Continue a reply that another program has begun."""
         self._record_received()
         self.task = task

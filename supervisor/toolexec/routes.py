@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class ToolRefusedError(Exception):
-    """A request that no sidecar serves.
+    """A tool's request that is refused.
 
     Attributes:
         status: 400, 403 or 409.

@@ -27,11 +27,13 @@ APPROVED = frozenset(
         "supervisor.llmfd.opening",
         "supervisor.toolexec.ending",
         "supervisor.workspace.commit_staging",
+        "vfs.client.waiting",
         "vfs.opening",
         "vfs.relay.attached",
     }
 )
-"""Gerunds that are the field's own word for what the module does; one lane's kind."""
+"""Gerunds that are the field's own word for what the module does; one lane's kind; one
+that children which live over an upgrade import by this name, once they need it."""
 
 TWICE = {("vfs", "errors"): {"vfs.client.errors", "vfs.errors"}}
 """Names that a room has twice: what a child is told, and what goes wrong in the host."""

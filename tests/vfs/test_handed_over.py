@@ -66,7 +66,7 @@ NOT_HANDED_OVER: dict[type, tuple[tuple[type[msgspec.Struct], ...], set[str]]] =
             *("handle", "entry", "ledger"),
             # The client whose form has it.
             "client",
-            # They follow from the place and mode: a second sync does no harm.
+            # They follow from place and mode, or are of an export, which is at work.
             *("durability", "entry_is_due", "is_plain"),
             # Set only during an OPEN or a CLOSE.
             *("must_empty", "must_replace"),

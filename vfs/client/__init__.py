@@ -265,7 +265,7 @@ class Client(BlockingEndpoint):
         if self._attach_fd < 0:
             raise client_errors().no_way_to_attach()
         # Import it now: after the reply there may be no descriptor left for that.
-        from vfs.client.descriptors import check_passed  # noqa: PLC0415 - few do
+        from vfs.client.waiting import check_passed  # noqa: PLC0415 - few do
 
         passed: list[int] = []
         try:

@@ -25,8 +25,8 @@ from vfs.client.decode import (
     quota_of,
     status,
 )
-from vfs.client.descriptors import check_passed
 from vfs.client.errors import UnknownCommandError, no_way_to_attach, unknown_command
+from vfs.client.waiting import check_passed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -22,8 +22,8 @@ import trio
 from protocol import ClientConnection, ProtocolError, RemoteProtocolError
 from protocol import messages as m
 from vfs.client.connection import MAX_BODY_BYTES, RECEIVE_BYTES, Endpoint, check_end
-from vfs.client.descriptors import receive_passed_nowait
 from vfs.client.errors import connection_lost, from_reply
+from vfs.client.waiting import receive_passed_nowait
 
 if TYPE_CHECKING:
     from vfs.client.connection import Payload

@@ -355,7 +355,7 @@ class BlockingEndpoint(Endpoint):
 
 
 def _rare() -> ModuleType:
-    """Import and return ``vfs.client.descriptors``, which few requests need."""
-    import vfs.client.descriptors  # noqa: PLC0415 - rule 1
+    """Import and return ``vfs.client.waiting``, which few requests need."""
+    import vfs.client.waiting  # noqa: PLC0415 - rule 1
 
-    return vfs.client.descriptors
+    return vfs.client.waiting

@@ -1,7 +1,7 @@
 """The door's socket: the connection of a program whose FD 3 is not the door.
 
 Python's subprocess closes FD 3 in its children, and Node puts a channel of its own there.
-Such a program connects to ``FSPROXY_SOCKET``.  ``_socket``: see ``vfs.client.descriptors``.
+Such a program connects to ``FSPROXY_SOCKET``.  ``_socket``: see ``vfs.client.waiting``.
 
 Rules of this file.
 

@@ -25,7 +25,7 @@ from loguru import logger
 from protocol import ClientConnection, ProtocolError, error
 from protocol import messages as m
 from protocol.chat import ChatBody
-from vfs.client.descriptors import NO_ROOM, passed_descriptors
+from vfs.client.waiting import NO_ROOM, passed_descriptors
 from vfs.relay.lane import (
     PIECE_BYTES,
     SETTLE_S,

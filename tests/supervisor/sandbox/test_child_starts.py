@@ -87,7 +87,7 @@ async def test_a_fault_in_one_start_is_that_starts(
         if where == "the look":
             patched.setattr(start, "layers_on_the_wire", fail)
         else:
-            patched.setattr("supervisor.children.child_walls.Wanted", fail)
+            patched.setattr("supervisor.children.child_walls.WantedWalls", fail)
         child = await stage.host.spawn(stage.spec(("/bin/true",)))
     assert child.failure is not None
     assert "RecursionError: deeper than anybody thought" in child.failure.text

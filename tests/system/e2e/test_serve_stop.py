@@ -238,7 +238,7 @@ def test_a_child_whose_exec_hangs_is_stopped_however_often_that_is_asked_for(
         assert running.process.poll() is not None
 
 
-# Of children that are to be started at once there are 16 (``Shared.room``): who waits for
+# Of children that are to be started at once there are 16 (``SharedParts.room``): who waits for
 # those is stopped as who is being started.
 def test_a_child_that_waits_for_starts_that_hang_is_stopped(tmp_path: Path) -> None:
     hung = [f"[child.h{n}]\ncommand = ['{{0}}']\n" for n in range(16)]

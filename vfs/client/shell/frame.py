@@ -269,6 +269,6 @@ def pieces() -> Iterator[bytes]:
 
 
 def _wait(fd: int, *, writable: bool) -> None:
-    from vfs.client.descriptors import wait  # noqa: PLC0415 - rarely needed
+    from vfs.client.waiting import wait  # noqa: PLC0415 - rarely needed
 
     wait(fd, writable=writable)
