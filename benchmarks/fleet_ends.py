@@ -24,7 +24,7 @@ ROUNDS = 5
 """Of each end."""
 
 LIMIT_S = 5.0
-"""Limit (FL8), which is a lease, too."""
+"""Limit (FL8); a lease is as long."""
 
 RAY_S = 1.0
 """Limit from the end of a raylet to that of all of its node's Ray (FL8)."""
@@ -52,8 +52,9 @@ def rows_of_ends(rounds: int = ROUNDS) -> list[Row]:
         with fleet_of("a", "b") as fleet:
             for number, kind in enumerate(list(ENDS) * rounds):
                 seen.append((kind, end_part(fleet, kind, number)))
-            for number, kind in enumerate(ENDS_OF_HEAD, len(seen)):
-                seen.append((f"{kind} of the head", end_head(fleet, kind, number)))
+            for number, end in enumerate(list(ENDS_OF_HEAD) * rounds, len(seen)):
+                kind = f"{end} of the head"
+                seen.append((kind, end_head(fleet, end, number)))
             kind = "the end of the fleet"
     except UnavailableError as why:
         name = "tables untrue after an end"

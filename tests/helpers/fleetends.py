@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 from typing import Any
 
 from hostlib.linux import processes
@@ -104,24 +104,40 @@ def observe(machine: Machine, find: Callable[[bool], str]) -> Outcome:
         AssertionError: something stays untrue.
     """
     outcome, begun_s = Outcome(), time.monotonic()
-    since_s, was_untrue, was_left = 0.0, False, False
-    while was_untrue or since_s - outcome.untrue_s < CALM_S:
-        looked_s = since_s
-        said = find(since_s > LATE_S)
-        since_s = time.monotonic() - begun_s
-        outcome.look_s = max(outcome.look_s, since_s - looked_s)
-        if said:
-            outcome.untrue = said
-        if said or was_untrue:
-            outcome.untrue_s = since_s
-        was_untrue = bool(said)
-        is_left = not has_raylet(machine) and is_running(machine)
-        if is_left or was_left:
-            outcome.ray_s = time.monotonic() - begun_s
-        was_left = is_left
-        assert since_s < PATIENCE_S, outcome.untrue
-        pause(0.02)
+    with ray_seen(machine, outcome, begun_s):
+        since_s, was_untrue = 0.0, False
+        while was_untrue or since_s - outcome.untrue_s < CALM_S:
+            looked_s = since_s
+            said = find(since_s > LATE_S)
+            since_s = time.monotonic() - begun_s
+            outcome.look_s = max(outcome.look_s, since_s - looked_s)
+            if said:
+                outcome.untrue = said
+            if said or was_untrue:
+                outcome.untrue_s = since_s
+            was_untrue = bool(said)
+            assert since_s < PATIENCE_S, outcome.untrue
+            pause(0.02)
     return outcome
+
+
+@contextmanager
+def ray_seen(machine: Machine, outcome: Outcome, begun_s: float) -> Iterator[None]:
+    """Note until when a machine has processes of a Ray without a raylet."""
+    is_over = Event()
+
+    def look() -> None:
+        while not is_over.wait(0.05):
+            if not has_raylet(machine) and is_running(machine):
+                outcome.ray_s = time.monotonic() - begun_s
+
+    thread = Thread(target=look)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
 
 
 @dataclass
@@ -154,8 +170,10 @@ class Watch:
         """
         self._is_silent = False
         said = next(self._untruths(is_late), "")
-        # Once more, for the parts of a look are not of one moment; silence is of this one.
-        return said if self._is_silent else said and next(self._untruths(is_late), "")
+        if self._is_silent:
+            return said or "a daemon does not list its workspaces"
+        # Once more, for the parts of a look are not of one moment.
+        return said and next(self._untruths(is_late), "")
 
     def find_remains(self, _is_late: bool) -> str:
         """Return the first thing that is left of a fleet without a head."""
@@ -165,11 +183,20 @@ class Watch:
         for one in self.fleet.all:
             if one.pids(str(self.lines)):
                 yield f"{self.name} runs on {one.name}"
-            if listed := self._ask(one, "ps"):
-                yield f"children of the fleet on {one.name}: {len(listed)}"
+            listed = self._ask(one, "ps")
+            if listed is None:
+                yield f"the daemon of {one.name} does not answer"
+            elif listed:
+                yield f"the daemon of {one.name} lists {len(listed)} children"
+            if used := [
+                row["name"] for row in self._list_workspaces(one) if row["child"]
+            ]:
+                yield f"workspaces on {one.name} that nothing uses: {used}"
+            if not has_raylet(one) and is_running(one):
+                yield f"processes of the Ray of {one.name} are left"
+            if tables_of(one):
+                yield f"the door of {one.name} answers for the directory"
             yield from self._of_leaks(one)
-        if tables_of(self.machine):
-            yield f"the door of {self.machine.name} answers for the directory"
 
     def _ask(self, one: Machine, do: str, **args: object) -> Any:
         """Return what a daemon answers; None where it does not."""
@@ -270,7 +297,9 @@ class Watch:
         listed_s, rows = self._spaces.get(one.name, (0.0, []))
         if time.monotonic() - listed_s > LISTED_S:
             answer = self._ask(one, "workspace", verb="list")
-            rows = answer["result"] if answer else []
+            if answer is None:
+                return []
+            rows = answer["result"]
             self._spaces[one.name] = (time.monotonic(), rows)
         return rows
 
@@ -334,7 +363,7 @@ def end_part(fleet: Fleet, kind: str, number: int) -> Outcome:
     name = f"{machine.name}-{number}"
     lines = fleet.start(machine, name)
     watch = Watch(fleet, machine, name, lines)
-    with ended(watch, machine, kind):
+    with end_and_restart(watch, machine, kind):
         outcome = observe(machine, watch.find_untruth)
     assert not orphans_of(machine), f"left on {machine.name}: {orphans_of(machine)}"
     outcome.is_lost = not lines.read_bytes().endswith(b"1\n")
@@ -353,7 +382,7 @@ def end_head(fleet: Fleet, kind: str, number: int) -> Outcome:
     name = f"{machine.name}-{number}"
     lines = fleet.start(machine, name)
     watch = Watch(fleet, machine, name, lines)
-    with ended(watch, fleet.head, kind):
+    with end_and_restart(watch, fleet.head, kind):
         outcome = observe(fleet.head, watch.find_remains)
     outcome.is_lost = True
     for one, command in ((fleet.head, "down"), (machine, "leave")):
@@ -366,7 +395,7 @@ def end_head(fleet: Fleet, kind: str, number: int) -> Outcome:
 
 
 @contextmanager
-def ended(watch: Watch, machine: Machine, kind: str) -> Iterator[None]:
+def end_and_restart(watch: Watch, machine: Machine, kind: str) -> Iterator[None]:
     """End a part of a machine, or the directory; a daemon starts again."""
     wait_s = random.uniform(0.0, BEAT_S)
     if kind == "kill driver":
@@ -379,7 +408,7 @@ def ended(watch: Watch, machine: Machine, kind: str) -> Iterator[None]:
         return
     pause(wait_s)
     if kind == "ray stop --force":
-        with _stopped(machine):
+        with _run_ray_stop(machine):
             yield
     elif kind == "kill daemon":
         was = machine.daemon
@@ -399,7 +428,7 @@ def ended(watch: Watch, machine: Machine, kind: str) -> Iterator[None]:
 
 
 @contextmanager
-def _stopped(machine: Machine) -> Iterator[None]:
+def _run_ray_stop(machine: Machine) -> Iterator[None]:
     """Run `ray stop --force`; yield when it has ended the raylet."""
     pidfd = os.pidfd_open(pids_of(machine, "raylet")[0])
     words = machine.words(RAY, "stop", "--force")

@@ -102,7 +102,7 @@ def test_tables_are_true_after_the_end_of_each_part(
 
 
 # spec FL8
-def test_a_driver_that_is_killed_takes_nothing_along() -> None:
+def test_a_driver_that_is_killed_takes_no_other_child_along() -> None:
     with fleet_of("a", "b") as fleet:
         machine = fleet.others[0]
         lines = fleet.start(machine, "b-driver")
