@@ -83,7 +83,7 @@ def main(argv: Sequence[str] = ()) -> int:
         type=int,
         default=0,
         metavar="N",
-        help=f"kill nodes so often, about 10 s each, and end each part for 15 minutes"
+        help=f"kill nodes so often, about 10 s each, and end each part for 20 minutes"
         f" (default none, the aim {AIMED})",
     )
     given = parse(options, argv)
