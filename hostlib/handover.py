@@ -29,7 +29,7 @@ def state_from(left: object, form: type[T], what: str) -> T:
     try:
         return msgspec.convert(left, form)
     except msgspec.ValidationError as why:
-        raise HandoverError(f"cannot take {what} over: {why}") from None
+        raise HandoverError(f"cannot restore {what}: {why}") from None
 
 
 def text_as_bytes(value: object) -> object:

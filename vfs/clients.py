@@ -255,7 +255,10 @@ class OpenFile:
         """
         handle = self.handle
         if not isinstance(handle, HostHandle) or handle.fd < 0 or self.must_empty:
-            raise HandoverError(f"file {self.fileno} is not one that can change hands")
+            raise HandoverError(
+                f"cannot hand over file {self.fileno}: it has no descriptor, or must"
+                " still be truncated"
+            )
         return FileState(
             fileno=self.fileno,
             name=self.name,

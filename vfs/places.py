@@ -131,7 +131,10 @@ class Place:
         """
         backend = self.backend
         if not isinstance(backend, HostDirectory):
-            raise HandoverError(f"a place of kind {type(backend).__name__} stays here")
+            raise HandoverError(
+                f"cannot hand over a place: {type(backend).__name__} is no directory"
+                " of the host"
+            )
         return PlaceState(
             fd=backend.dir_fd,
             beneath=backend.beneath,

@@ -435,7 +435,7 @@ def try_again(
     """Return what a use of the door returns, also where it is away for a while.
 
     Args:
-        client: is told of a long silence.
+        client: its ``tell`` gets the fault, once there was no answer for long.
         use: asks the door.
         look: as for `ask_again`.
 

@@ -231,7 +231,7 @@ class Inbound:
                 chat=None if chat is None else ChatState(*chat.progress),
             )
         if begun is None:
-            raise HandoverError("cannot hand a payload over: it has no request")
+            raise HandoverError("cannot hand over a payload: it has no request")
         line = format_request(begun, dialect)
         if payload.is_spooled and chat is None:
             got = payload.size - payload.left

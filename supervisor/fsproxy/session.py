@@ -577,7 +577,7 @@ class Session:
         self.conn.put_back(line)
         message = self.conn.next_message()
         if message is None:
-            raise HandoverError("a request of an unknown form was handed over")
+            raise HandoverError("cannot restore a request: its form is unknown")
         self.begun = message
         self._handlers[type(message)](self, message)  # it waits for the body
 

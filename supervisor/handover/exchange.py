@@ -185,8 +185,10 @@ async def _replace(
         )
     for service in host.services:
         if not isinstance(service, Portable):
-            text = f"{type(service).__name__} has something that stays here"
-            raise HandoverError(f"{text}; restart the host instead")
+            raise HandoverError(
+                f"cannot hand over {type(service).__name__}: it has no form for that;"
+                " restart the host instead"
+            )
     portable = [one for one in host.services if isinstance(one, Portable)]
     host.pump.pause()
     for service in portable:

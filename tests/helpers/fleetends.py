@@ -98,7 +98,7 @@ def observe(machine: Machine, find: Callable[[bool], str]) -> Outcome:
 
     Args:
         machine: whose Ray is looked at.
-        find: returns the first untruth; its argument tells that all has to be known.
+        find: returns the first untruth; its argument is true once a lease has ended.
 
     Raises:
         AssertionError: something stays untrue.
@@ -166,7 +166,7 @@ class Watch:
         """Return the first untruth; empty for none.
 
         Args:
-            is_late: what is not known yet has to be known.
+            is_late: a node may be unknown no more, and the child has to run.
         """
         self._is_silent = False
         said = next(self._untruths(is_late), "")
@@ -309,7 +309,7 @@ TOLD = ("placing", "running", "unknown")
 
 
 def key_of(row: dict[str, Any]) -> tuple[str, int, int]:
-    """Return by what a child is the same one in each table."""
+    """Return the name, incarnation and pid of a child, which each table has."""
     return (row["name"], row["incarnation"], row["pid"])
 
 
