@@ -3,6 +3,9 @@
 ``HostConnection`` and ``ClientConnection`` are the two ends; ``messages`` names what
 travels, ``limits`` what bounds it.  Nothing here opens, reads, logs or waits.  Start
 with ``commands``, the one table of the language, and ``grammar``, which reads it.
+
+Public: ``chat``, ``door``, ``fdxml``, ``limits``, ``messages``, ``toolexec.body``,
+``toolexec.requests``, ``toolexec.token``.
 """
 
 from protocol import limits, messages

@@ -1,9 +1,10 @@
 """The file system of children: names, grants, open files; no processes, no HTTP.
 
-Nothing is imported here, so that a child loads only the modules that it uses. Public are
-the host's side (`vfs.filesystem`, `vfs.names`, `vfs.policy`, `vfs.payload`, `vfs.ledger`,
-`vfs.growth`, `vfs.backends`, `vfs.mounts`, `vfs.handover`, `vfs.errors`), a child's side
-(`vfs.client`, standard library only, its Trio twin `vfs.client.aio`, and for shells
-`vfs.client.shell.fs`, `vfs.client.shell.fd`, `vfs.client.shell.llm`), and the proxy between
-the two (`vfs.relay`).
+Nothing is imported here, so that a child loads only the modules that it uses. `client` is a
+child's side (standard library only), with its Trio twin `client.aio` and the commands of
+shells in `client.shell`; `relay` is the proxy in between; all others are the host's side.
+
+Public: `backends`, `client`, `client.aio`, `client.shell.fd`, `client.shell.fs`,
+`client.shell.llm`, `clients`, `errors`, `filesystem`, `growth`, `handover`, `ledger`,
+`mounts`, `names`, `payload`, `policy`, `relay`.
 """

@@ -1,1 +1,4 @@
-"""The command line: the words of each command, and commands that only show."""
+"""The command line: the words of each command, and commands that only show.
+
+Public: `app`.
+"""

@@ -5,4 +5,7 @@
 ends Ray on this machine, without importing it; `setup` is the program between them.
 `fleet_child` is a child in the hand of a Python program, which speaks to the door, too;
 `ray_sandbox` has it behind Ray's own interface.
+
+Public: `admission`, `client`, `command_server`, `commands`, `names`, `peers`,
+`ray_processes`, `signals`.
 """

@@ -1,1 +1,5 @@
-"""The control socket: questions, orders and streams, on both of its ends."""
+"""The control socket: questions, orders and streams, on both of its ends.
+
+Public: `bases`, `blockers`, `client`, `fleet`, `networks`, `orders`, `server`,
+`streams`.
+"""

@@ -1,1 +1,4 @@
-"""The daemon: `sandhost serve`, its checks, its sweep, the service manager."""
+"""The daemon: `sandhost serve`, its checks, its sweep, the service manager.
+
+Public: `handover_check`, `serve`.
+"""

@@ -1,1 +1,4 @@
-"""The doctor: what a living host holds unexplained, and what dead hosts left."""
+"""The doctor: what a living host holds unexplained, and what dead hosts left.
+
+Public: `leaks`, `leftovers`.
+"""

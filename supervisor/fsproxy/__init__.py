@@ -1,1 +1,5 @@
-"""One client's conversation: bytes from its descriptors, replies back, in order."""
+"""One client's conversation: bytes from its descriptors, replies back, in order.
+
+Public: `client_events`, `counts`, `dispatch`, `door_socket`, `handlers.llm`, `ports`,
+`pump`, `replies`, `session`, `session_state`, `traffic`.
+"""

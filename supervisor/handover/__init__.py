@@ -1,1 +1,4 @@
-"""Replaces a host's program in place, while its children go on."""
+"""Replaces a host's program in place, while its children go on.
+
+Public: `daemon`, `exchange`, `host_state`, `next_program`, `state`.
+"""

@@ -3,4 +3,7 @@
 Nothing is imported here: a host without ``[llm]`` pays nothing.  ``service`` is the door
 (``fsproxy.ports.Model``), ``gateway`` makes the calls, ``quota`` counts,
 ``provider`` is the only module that holds a key (I10).  Read on in ``docs/reference/llm.md``.
+
+Public: ``conversations``, ``gateway``, ``models``, ``opening``, ``prompt_size``,
+``quota``, ``recipe``, ``section``, ``service``.
 """

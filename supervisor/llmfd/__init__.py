@@ -10,6 +10,8 @@ A store of immutable contents, tables of descriptors, and the calls on them. A
 
 An ``LlmFd`` is not an open file: another type, another table, another word. Read on in
 ``docs/reference/llm-fds.md``.
+
+Public: ``gateway``, ``opening``.
 """
 
 from supervisor.llmfd.allowance import Allowance

@@ -2,4 +2,6 @@
 
 ``server`` answers a client; ``streams`` are stdin and stdout; ``tools`` are those of
 ``--files``: ``files`` and ``commands``.  Nothing is imported here.
+
+Public: ``server``.
 """

@@ -1,1 +1,4 @@
-"""A daemon's membership in a fleet: decisions of the sans-IO node, done here."""
+"""A daemon's membership in a fleet: decisions of the sans-IO node, done here.
+
+Public: `base_keeper`, `bases`, `member`.
+"""

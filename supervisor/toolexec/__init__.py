@@ -8,4 +8,7 @@
 request, with the shared parts in ``context``; ``executions``, ``execution`` and
 ``ending`` run and end tools; ``output`` keeps what they print, within a quota;
 ``routes`` chooses a sidecar. Start with ``docs/reference/toolexec.md``.
+
+Public: ``handles``, ``kinds``, ``section``, ``service``, ``settings``, ``shim``,
+``sidecar_section``, ``sidecars``.
 """

@@ -1,1 +1,4 @@
-"""How much children use: samples of their processes, limits, sizes of workspaces."""
+"""How much children use: samples of their processes, limits, sizes of workspaces.
+
+Public: `limits`, `samples`, `workspace_sizes`.
+"""

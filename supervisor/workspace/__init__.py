@@ -8,6 +8,11 @@
  - Branches: ``branches``, ``seal``.
  - A child's run: ``use``, ``run``, ``view``, ``hidden_files``, ``bounds``, ``audit``, ``outcome``;
    ``freeze`` stops it for a look.
+
+Public: ``archive``, ``audit``, ``bounds``, ``branches``, ``directory``, ``export``,
+``layer_import``, ``linux``, ``outcome``, ``run``, ``section``, ``selection``,
+``settings``, ``sweep``, ``terminal_patch``, ``use``, ``verbs``, ``view``,
+``workspace``.
 """
 
 from __future__ import annotations

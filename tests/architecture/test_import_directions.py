@@ -1,9 +1,9 @@
 """Directions of imports.
 
-Supervisor -> vfs -> protocol, and the narrow doors between.
+Supervisor -> vfs -> protocol.
 
 The contracts of `pyproject.toml` say what import-linter can say; the rest is here:
-doors of a package, one home for psutil, and what a child pays for at its start.
+one home for psutil, and what a child pays for at its start.
 """
 
 import ast
@@ -27,25 +27,6 @@ from tests.architecture.tree import (
     relative,
 )
 
-# The host's side, the child's side, what is in between, and what all three speak in.
-VFS_DOORS = (
-    "vfs.filesystem",
-    "vfs.names",
-    "vfs.client",
-    "vfs.client.aio",
-    "vfs.client.shell.fs",
-    "vfs.client.shell.fd",
-    "vfs.client.shell.llm",
-    "vfs.relay",
-    "vfs.errors",
-    "vfs.policy",
-    "vfs.payload",
-    "vfs.growth",
-    "vfs.mounts",
-    "vfs.backends",
-    "vfs.ledger",
-    "vfs.handover",
-)
 KERNEL_OF_LAUNCHPAD = (
     *("epoll", "kill_timer", "mount_calls", "namespaces", "processes", "syscalls"),
 )
@@ -91,21 +72,6 @@ def test_the_rooms_of_the_supervisor_are_in_one_order() -> None:
     (rooms,) = [c for c in contracts if c["id"] == "rooms"]
     assert not [row for row in rooms["layers"] if ":" in row]
     assert len(rooms["ignore_imports"]) <= 2
-
-
-def test_the_supervisor_enters_vfs_by_its_doors() -> None:
-    wrong = [
-        f"{place}: {target}"
-        for _, place, target in imports_of("supervisor")
-        if is_in(target, "vfs") and target != "vfs" and not is_in(target, *VFS_DOORS)
-    ]
-    assert not wrong, f"the doors are {VFS_DOORS}:\n" + "\n".join(wrong)
-
-
-def test_the_doors_are_listed_where_vfs_begins() -> None:
-    tree = ast.parse((ROOT / "vfs" / "__init__.py").read_text(encoding="utf-8"))
-    listed = set(re.findall(r"`(vfs\.[a-z_.]+)`", ast.get_docstring(tree) or ""))
-    assert listed == set(VFS_DOORS)
 
 
 def test_psutil_lives_in_the_watcher() -> None:
