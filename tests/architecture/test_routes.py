@@ -1,8 +1,10 @@
 """The program that traces the routes of requests (`tests/architecture/routes.py`)."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+import trio
 
 from tests.architecture import routes
 from tests.architecture.tree import ROOT
@@ -24,3 +26,21 @@ def test_returns_are_moves_to_files_that_were_left() -> None:
         route.note(f"{ROOT}/vfs/{name}.py")
         route.note(f"{ROOT}/tests/{name}.py")
     assert (route.files, route.moves, route.returns) == (3, 3, 1)
+
+
+async def test_a_coroutine_that_goes_on_is_a_move_and_no_call() -> None:
+    source = "async def wait(sleep):\n    await sleep(0)\n    await sleep(0)\n"
+    names: dict[str, Any] = {}
+    exec(compile(source, f"{ROOT}/vfs/wait.py", "exec"), names)  # noqa: S102 - above
+    exec(compile("def call(): pass", f"{ROOT}/vfs/call.py", "exec"), names)  # noqa: S102
+
+    async def sleep(seconds: float) -> None:
+        names["call"]()
+        await trio.sleep(seconds)
+
+    route = routes.Route()
+    with routes.traced(route):
+        await names["wait"](sleep)
+    assert (route.moves, route.returns) == (4, 3)
+    assert route.calls is not None
+    assert (route.calls.moves, route.calls.returns) == (1, 0)
