@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import os
 import random
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -368,17 +368,35 @@ class KeptChild:
             await self._room.acquire()
         if waiting.cancelled_caught:
             return NOT_STARTED
+        async with AsyncExitStack() as stack:
+            try:
+                child = await self._start(stack)
+            except OSError as why:
+                return self._record_failed_start(why.strerror or str(why))
+            finally:
+                self._room.release()
+            return NOT_STARTED if child is None else await self._live(child)
+
+    async def _start(self, stack: AsyncExitStack) -> Child | None:
+        """Start its process, as `_spawn` does; the stack removes what that takes."""
+        has_input = self.placed is not None and self.placed.program.takes_input
+        options, where = self.options, self._scratch_dir
+        has_user = "uid" in options.sandbox.layers
         try:
-            options, where = self.options, self._scratch_dir
-            has_user = "uid" in options.sandbox.layers
             scratch = Scratch(options.root, where=where, has_user=has_user)
         except OSError as why:
-            self._room.release()
-            return self._record_failed_start(
-                f"cannot make its directories: {why.strerror}"
-            )
-        async with self._holding(scratch):
-            return await self._run_in(scratch)
+            text = f"cannot make its directories: {why.strerror}"
+            raise OSError(why.errno, text) from why
+        await stack.enter_async_context(self._holding(scratch))
+        try:
+            given, (out, out_end), (err, err_end) = _open_stdio(has_input=has_input)
+        except OSError as why:
+            text = f"no descriptors for it: {why.strerror}"
+            raise OSError(why.errno, text) from why
+        self.log.begin()
+        await stack.enter_async_context(self._capturing(out, err))
+        await stack.enter_async_context(self._passing(given.writer))
+        return await self._spawn(scratch, (given.reader, out_end, err_end))
 
     @asynccontextmanager
     async def _holding(self, scratch: Scratch) -> AsyncIterator[None]:
@@ -390,21 +408,6 @@ class KeptChild:
             self._held.discard(scratch)
             if failure is not None:
                 self._host.log.write("WARNING", failure, child=self.name)
-
-    async def _run_in(self, scratch: Scratch) -> int:
-        has_input = self.placed is not None and self.placed.program.takes_input
-        try:
-            given, (out, out_end), (err, err_end) = _open_stdio(has_input=has_input)
-        except OSError as why:
-            self._room.release()
-            return self._record_failed_start(f"no descriptors for it: {why.strerror}")
-        self.log.begin()
-        async with self._capturing(out, err), self._passing(given.writer):
-            try:
-                child = await self._spawn(scratch, (given.reader, out_end, err_end))
-            except OSError as why:
-                return self._record_failed_start(why.strerror or str(why))
-            return NOT_STARTED if child is None else await self._live(child)
 
     @asynccontextmanager
     async def _capturing(self, out: int, err: int) -> AsyncIterator[None]:
@@ -467,7 +470,6 @@ class KeptChild:
             for fd in stdio:
                 # So that the pipes end when the child's processes are gone.
                 os.close(fd)
-            self._room.release()
 
     async def _prepare_options(self) -> ChildOptions:
         """Return its options with its workspaces found, or made where they are new.

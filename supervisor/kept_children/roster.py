@@ -22,7 +22,6 @@ from supervisor.kept_children.fleet_place import fence_options
 from supervisor.kept_children.kept_child import KeptChild, SharedParts, options_of
 from supervisor.kept_children.log_marks import Marks
 from supervisor.kept_children.logs import ChildLog
-from supervisor.spawn.launcher import SPAWNS_UNDER_WAY
 from supervisor.workspace.section import uses_of
 from supervisor.workspace.settings import USUAL
 
@@ -41,6 +40,10 @@ if TYPE_CHECKING:
     from supervisor.workspace.use import WorkspaceUse
 
 T = TypeVar("T")
+
+STARTS_AT_ONCE = 16
+"""A thousand at once would make their directories in one turn of the loop, and a tool's
+start would wait for all of them at the launcher."""
 
 PROGRESS_S = 1.0
 """Time between two reports of how many have begun: a thousand take some seconds."""
@@ -85,7 +88,7 @@ class Children:
         self.state_dir = places.state_dir
         self._host = host
         self._log_dir = places.logs
-        self._shared = SharedParts(places.scratch, trio.Semaphore(SPAWNS_UNDER_WAY))
+        self._shared = SharedParts(places.scratch, trio.Semaphore(STARTS_AT_ONCE))
         self._nursery = nursery
         self.by_name: dict[str, KeptChild] = {}
         self._adhoc_logs = AdhocLogs(places.logs)

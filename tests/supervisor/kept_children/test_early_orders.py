@@ -1,5 +1,6 @@
-"""Orders that come before the task of a child has begun: none of them is lost."""
+"""A kept child without a daemon: orders before its task, a start that fails."""
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -7,6 +8,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from hostlib.log import Log
 from supervisor.children.specs import ChildOptions
 from supervisor.config.child import ChildSection
 from supervisor.kept_children.kept_child import KeptChild, SharedParts
@@ -14,11 +16,11 @@ from supervisor.kept_children.kept_state import KeptChildState
 from supervisor.spawn.restarts import Phase, RestartsState
 
 
-def make_child(name: str) -> KeptChild:
+def make_child(name: str, scratch_dir: str | None = None) -> KeptChild:
     """Return a child that nobody has started."""
-    host: Any = SimpleNamespace()
+    host: Any = SimpleNamespace(log=Log())
     log: Any = SimpleNamespace(segments=SimpleNamespace(dropped_bytes=0))
-    shared = SharedParts(None, trio.Semaphore(1))
+    shared = SharedParts(scratch_dir, trio.Semaphore(1))
     section = ChildSection(["true"])
     return KeptChild(host, name, section, ChildOptions(), log, shared)
 
@@ -71,3 +73,13 @@ async def test_a_second_stop_and_start_begin_anew(autojump_clock: MockClock) -> 
         assert not child.settled.is_set()
         await child.run([])
         assert child.settled.is_set()
+
+
+async def test_a_start_without_directories_gives_its_place_back(tmp_path: Path) -> None:
+    child = make_child("child", str(tmp_path / "absent"))
+    for _ in range(2):  # there is one place
+        assert child.begin()
+        with trio.fail_after(5):
+            await child.run([])
+    reason = "did not start: cannot make its directories: No such file or directory"
+    assert (child.phase, child.reason) == (Phase.ENDED, reason)
