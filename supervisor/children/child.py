@@ -139,9 +139,7 @@ class Child:
         self._siblings = siblings
         self._on_overdue = on_overdue
         self._held = HeldDescriptors()
-        self.clients = Clients(
-            host, child_id, self._held, partial(self._handle, Event.EOF)
-        )
+        self.clients = Clients(host, child_id, self._held)
         self._workspaces: ChildWorkspaces | None = None
         self._ends: Ends | None = None
         self._inner: InnerListener | None = None

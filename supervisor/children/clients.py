@@ -32,7 +32,7 @@ from vfs.filesystem import Client
 from vfs.policy import Ledger, Policy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from contextlib import AsyncExitStack
 
     from supervisor.children.held_descriptors import HeldDescriptors
@@ -53,7 +53,6 @@ class Clients:
         host: the parts that all children of the host share.
         child_id: unique in the host.
         held: gets descriptors that are sent to a client.
-        on_eof: called when its own conversation ends before its process.
 
     Attributes:
         own: on FD 3; None before the start.
@@ -61,17 +60,10 @@ class Clients:
         side: carries descriptors beside two pipes; None with a socket.
     """
 
-    def __init__(
-        self,
-        host: Parts,
-        child_id: str,
-        held: HeldDescriptors,
-        on_eof: Callable[[], None],
-    ) -> None:
+    def __init__(self, host: Parts, child_id: str, held: HeldDescriptors) -> None:
         self._host = host
         self._id = child_id
         self._held = held
-        self._on_eof = on_eof
         self._nursery: trio.Nursery | None = None
         self._past = Traffic()  # of nested clients that are gone
         self._restored: list[tuple[Session, SessionState]] = []
@@ -362,8 +354,6 @@ class Clients:
                 reason=session.why_closed,
                 closed_files=session.closed_files,
             )
-        if session is self.own and session.why_closed != PROCESS_EXIT:
-            self._on_eof()
 
     def _tell_failure(self, session: Session) -> None:
         """Log the failure of a conversation, if it failed."""

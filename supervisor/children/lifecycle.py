@@ -3,7 +3,8 @@
 Rules of this file.
 
 1. ``TABLE`` has an entry for every (state, event); the import fails without one.
-2. The process's exit ends a child, EOF only closes its client (spec S2, S3).
+2. The process's exit ends a child. EOF is no event of it: it only closes the client
+   (spec S2, S3).
 3. A child that is stopped during its start follows the same table.
 """
 
@@ -34,7 +35,6 @@ class Event(Enum):
 
     SPAWNED = "spawned"
     SPAWN_FAILED = "spawn failed"
-    EOF = "EOF"  # its client is closed by then, and the process may go on
     STOP = "stop"
     GRACE_OVER = "grace over"
     EXITED = "exited"
@@ -60,7 +60,6 @@ _ROWS: dict[State, dict[Event, tuple[State, Action] | None]] = {
     _S.STARTING: {
         _E.SPAWNED: (_S.RUNNING, _A.SERVE),
         _E.SPAWN_FAILED: (_S.REAPING, _A.CLEAN_UP),
-        _E.EOF: (_S.STARTING, _A.NOTHING),
         _E.STOP: (_S.DOOMED, _A.NOTHING),
         _E.GRACE_OVER: _IMPOSSIBLE,
         _E.EXITED: _IMPOSSIBLE,
@@ -70,7 +69,6 @@ _ROWS: dict[State, dict[Event, tuple[State, Action] | None]] = {
         # Not killed: it may run already, and be about to write its last output.
         _E.SPAWNED: (_S.STOPPING, _A.SERVE_AND_TERMINATE),
         _E.SPAWN_FAILED: (_S.REAPING, _A.CLEAN_UP),
-        _E.EOF: (_S.DOOMED, _A.NOTHING),
         _E.STOP: (_S.DOOMED, _A.NOTHING),
         _E.GRACE_OVER: (_S.DOOMED, _A.NOTHING),
         _E.EXITED: _IMPOSSIBLE,
@@ -79,7 +77,6 @@ _ROWS: dict[State, dict[Event, tuple[State, Action] | None]] = {
     _S.RUNNING: {
         _E.SPAWNED: _IMPOSSIBLE,
         _E.SPAWN_FAILED: _IMPOSSIBLE,
-        _E.EOF: (_S.RUNNING, _A.NOTHING),
         _E.STOP: (_S.STOPPING, _A.TERMINATE),
         _E.GRACE_OVER: _IMPOSSIBLE,
         _E.EXITED: (_S.REAPING, _A.CLEAN_UP),
@@ -88,7 +85,6 @@ _ROWS: dict[State, dict[Event, tuple[State, Action] | None]] = {
     _S.STOPPING: {
         _E.SPAWNED: _IMPOSSIBLE,
         _E.SPAWN_FAILED: _IMPOSSIBLE,
-        _E.EOF: (_S.STOPPING, _A.NOTHING),
         _E.STOP: (_S.STOPPING, _A.KILL),  # the second request kills
         _E.GRACE_OVER: (_S.STOPPING, _A.KILL),
         _E.EXITED: (_S.REAPING, _A.CLEAN_UP),
@@ -97,7 +93,6 @@ _ROWS: dict[State, dict[Event, tuple[State, Action] | None]] = {
     _S.REAPING: {
         _E.SPAWNED: _IMPOSSIBLE,
         _E.SPAWN_FAILED: _IMPOSSIBLE,
-        _E.EOF: (_S.REAPING, _A.NOTHING),
         _E.STOP: (_S.REAPING, _A.NOTHING),
         _E.GRACE_OVER: (_S.REAPING, _A.NOTHING),
         _E.EXITED: _IMPOSSIBLE,
@@ -106,7 +101,6 @@ _ROWS: dict[State, dict[Event, tuple[State, Action] | None]] = {
     _S.GONE: {
         _E.SPAWNED: _IMPOSSIBLE,
         _E.SPAWN_FAILED: _IMPOSSIBLE,
-        _E.EOF: (_S.GONE, _A.NOTHING),
         _E.STOP: (_S.GONE, _A.NOTHING),
         _E.GRACE_OVER: (_S.GONE, _A.NOTHING),
         _E.EXITED: _IMPOSSIBLE,

@@ -41,14 +41,6 @@ def test_every_road_leads_to_gone(state: State) -> None:
     assert {action for _, _, action in possible(State.GONE)} == {Action.NOTHING}
 
 
-# spec S2, S3: EOF closes the client and never moves the child.
-@pytest.mark.parametrize("state", State)
-def test_eof_moves_no_child(state: State) -> None:
-    following, action = TABLE.step(state, Event.EOF)
-    assert following is state
-    assert action is Action.NOTHING  # its session has closed the client
-
-
 # spec S6
 def test_a_stop_terminates_and_then_kills() -> None:
     assert TABLE.step(State.RUNNING, Event.STOP) == (State.STOPPING, Action.TERMINATE)
