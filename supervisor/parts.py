@@ -29,7 +29,6 @@ from supervisor.sandbox.groups import Groups, Reserve
 from supervisor.sandbox.host_directories import Apart
 from supervisor.sandbox.plan import Machine
 from supervisor.spawn.process import LaunchpadLost
-from supervisor.usage.limits import LimitNews
 from supervisor.usage.workspace_sizes import WorkspaceSizes
 from vfs.filesystem import Filesystem
 from vfs.payload import DEFAULT_BUDGET_BYTES, PayloadBudget
@@ -108,7 +107,6 @@ class Parts:
         services: what it offers its children beside files.
         machine: what it knows of the layers that this machine gives.
         groups: where its children's groups of processes come from.
-        limits: what was told of each child's limits.
         refused: how often limits of children that are gone refused something, by limit.
         fence: knows children of a fleet, and lets their effects go out.
         forks: which children run into their limit of processes again and again.
@@ -139,7 +137,6 @@ class Parts:
         self.machine = Machine(launcher.launchpad_pid)
         self.groups = Reserve()
         self.fence = Fence()
-        self.limits = LimitNews()
         self.refused: Counter[str] = Counter()
         self.forks = ForkWatch(journal)
         self.budget = PayloadBudget(settings.payload_budget_bytes)

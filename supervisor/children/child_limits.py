@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from hostlib.linux.cgroup_files import memory_use, refusals
 from supervisor.sandbox.groups import Groups, is_held
-from supervisor.usage.limits import uses
+from supervisor.usage.limits import LimitNews, uses
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,6 +37,7 @@ class ChildLimits:
         self.groups = Groups()
         self.is_counted = False
         self.memory_in_groups: int | None = None
+        self._news = LimitNews()
         self._refused_before: dict[str, int] = {}
         self._refused_by_groups: dict[str, int] = {}
 
@@ -101,13 +102,12 @@ class ChildLimits:
         refused = self.count_refusals()
         if any(refused.values()):
             self._write([use for use in self.uses() if use.refused])
-        self._host.limits.forget(self._child.id)
         self._host.refused.update(refused)
         self.is_counted = True
 
     def _write(self, found: Sequence[Use]) -> None:
         child = self._child
-        for use in self._host.limits.find_news(child.id, found):
+        for use in self._news.find_news(found):
             self._host.journal.write(
                 "child.limit",
                 child_id=child.id,

@@ -84,7 +84,6 @@ class Conditions:
                     pid=identity[0],
                     condition=condition,
                 )
-            self._host.limits.forget_all_but({child.id for child in owners.values()})
             for identity, child in owners.items():
                 if child.limits.look():  # reads a file or two
                     await trio.lowlevel.checkpoint()

@@ -134,35 +134,23 @@ def _process_uses(
 
 
 class LimitNews:
-    """The limits of each child that were reported."""
+    """The limits of one child that were reported."""
 
     def __init__(self) -> None:
-        self._told: dict[tuple[str, str], Level] = {}
-        self._refused: dict[tuple[str, str], int] = {}
+        self._told: dict[str, Level] = {}
+        self._refused: dict[str, int] = {}
 
-    def find_news(self, child_id: str, found: Sequence[Use]) -> list[Use]:
-        """Return the uses of a child that are news (rule 1)."""
+    def find_news(self, found: Sequence[Use]) -> list[Use]:
+        """Return the uses that are news (rule 1)."""
         news = []
         for each in found:
-            use, key = each, (child_id, each.limit)
-            if use.refused > self._refused.get(key, 0):
-                self._refused[key] = use.refused
+            use, limit = each, each.limit
+            if use.refused > self._refused.get(limit, 0):
+                self._refused[limit] = use.refused
                 use = use._replace(is_refusing=True)
-            if use.level > self._told.get(key, Level.WELL):
-                self._told[key] = use.level
+            if use.level > self._told.get(limit, Level.WELL):
+                self._told[limit] = use.level
                 news.append(use)
             elif not use.is_refusing and use.used < WELL * use.allowed:
-                self._told.pop(key, None)
+                self._told.pop(limit, None)
         return news
-
-    def forget(self, child_id: str) -> None:
-        """Forget a child that is gone."""
-        for told in (self._told, self._refused):
-            for key in [key for key in told if key[0] == child_id]:
-                del told[key]
-
-    def forget_all_but(self, child_ids: set[str]) -> None:
-        """Forget children that are gone."""
-        for told in (self._told, self._refused):
-            for key in [key for key in told if key[0] not in child_ids]:
-                del told[key]

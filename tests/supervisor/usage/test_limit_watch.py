@@ -34,7 +34,7 @@ HAS_PIDS = any(h.kind in {"v2", "pids"} for h in hierarchies())
 def told(*used: float, allowed: int = 100) -> list[str]:
     """The reports while the use of one limit goes through figures."""
     news = LimitNews()
-    found = [news.find_news("c", [Use("bytes", now, allowed)]) for now in used]
+    found = [news.find_news([Use("bytes", now, allowed)]) for now in used]
     return [use.level.name for uses in found for use in uses]
 
 
@@ -52,19 +52,9 @@ def test_a_level_is_never_told_twice_in_a_row(figures: list[int]) -> None:
     for now in figures:
         if now < 80:
             last = Level.WELL
-        for use in news.find_news("c", [Use("cpu", now, 100)]):
+        for use in news.find_news([Use("cpu", now, 100)]):
             assert use.level > last
             last = use.level
-
-
-def test_a_child_that_is_gone_is_forgotten() -> None:
-    news = LimitNews()
-    full = [Use("files", 1, 1)]
-    assert news.find_news("a", full) == full
-    assert news.find_news("b", full) == full
-    news.forget_all_but({"b"})
-    assert news.find_news("a", full) == full
-    assert news.find_news("b", full) == []
 
 
 def used(open_files: int, size_bytes: int, files: int) -> Ledger:
@@ -173,7 +163,7 @@ async def test_a_child_that_comes_near_a_limit_is_told(
 def refusing(*looks: tuple[float, int]) -> list[str]:
     """The reports of (used, refused so far) at one look after the other."""
     news = LimitNews()
-    found = [news.find_news("c", [Use("bytes", used, 100, n)]) for used, n in looks]
+    found = [news.find_news([Use("bytes", used, 100, n)]) for used, n in looks]
     return [use.level.name for uses in found for use in uses]
 
 
@@ -240,6 +230,7 @@ async def test_a_refusal_is_told_at_the_end_at_the_latest(stage: Stage) -> None:
     await ask_all(puppet, REFUSED["bytes"][1])
     assert stage.events("child.limit") == []
     await puppet.leave()
+    puppet.child.limits.tell(None)  # a look during its clean-up
     (event,) = stage.events("child.limit")
     assert (event["limit"], event["level"], event["used"]) == ("bytes", "reached", 0)
 
