@@ -80,7 +80,8 @@ class Host(Parts):
         children: those that are there, by id.
         next_child: the number of the next one.
         metrics: what ``attach_metrics`` has attached; None where nothing counts events.
-        on_overdue: told of each child that a stop's grace period did not end.
+        on_overdue: told of each child that a stop's grace period did not end; set
+            before there are children.
     """
 
     def __init__(
@@ -98,10 +99,6 @@ class Host(Parts):
             return []
         names = {child.spec.name for child in self.children.values()}
         return [row for row in self.roster.absent_rows() if row["name"] not in names]
-
-    def tell_overdue(self, child: Child) -> None:
-        """Tell of a child that a stop's grace period did not end."""
-        self.on_overdue(child)
 
     def report_omitted(self) -> None:
         """Tell which events were left out so far: what comes next counts anew."""
@@ -141,12 +138,7 @@ class Host(Parts):
             raise OSError(errno.EMFILE, why)
         number, self.next_child = self.next_child, self.next_child + 1
         child = Child(
-            self,
-            f"child-{number}",
-            spec,
-            self.children,
-            self.tell_overdue,
-            launcher,
+            self, f"child-{number}", spec, self.children, self.on_overdue, launcher
         )
         await self.begin(child)
         if launcher is None and "cgroup" in spec.sandbox.layers:

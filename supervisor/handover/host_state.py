@@ -77,7 +77,7 @@ async def restore_host(host: Host, state: HostState) -> list[Child]:
     numbered = Numbered.restore(state.places, state.policies)
     children: list[Child] = []
     for left in state.children:
-        child = Child.restore(host, left, numbered, host.children, host.tell_overdue)
+        child = Child.restore(host, left, numbered, host.children, host.on_overdue)
         children.append(child)
         await host.begin(child)
     for service in host.services:
