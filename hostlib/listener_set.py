@@ -4,6 +4,7 @@
 2. In each turn of the loop `BATCH` connections are accepted, one a listener: a child that
    connects without end leaves others their turn.
 3. While the process lacks a resource, connections wait in the kernel's queues.
+4. A fault of one connection ends that connection only.
 """
 
 from __future__ import annotations
@@ -15,10 +16,16 @@ from typing import TYPE_CHECKING, NoReturn
 import trio
 
 from hostlib.event_rate import EventRate
-from hostlib.listener import ACCEPT_PAUSE_S, OUT_OF_RESOURCES, accept_waiting
+from hostlib.listener import (
+    ACCEPT_PAUSE_S,
+    OUT_OF_RESOURCES,
+    accept_waiting,
+    contain_fault,
+)
 from hostlib.readiness import LOOK_PAUSE_S, note_unwatched, wait_readable
 
 if TYPE_CHECKING:
+    import _socket
     import socket
     from collections.abc import Callable, Iterator
 
@@ -42,19 +49,19 @@ class ListenerSet:
         self._shortages = EventRate(1, _SHORTAGES_PER_S)
         self._epoll = select.epoll()
         self._listeners: dict[
-            int, tuple[socket.socket, Callable[[socket.socket], None]]
+            int, tuple[_socket.socket, Callable[[socket.socket], None]]
         ] = {}
         self._unwatched: set[int] = set()
         self._wait = trio.CancelScope()
 
     def add(
-        self, listener: socket.socket, handle: Callable[[socket.socket], None]
+        self, listener: _socket.socket, handle: Callable[[socket.socket], None]
     ) -> None:
         """Accept connections of a listener until `remove`.
 
         Args:
             listener: non-blocking; the caller's to close, after `remove`.
-            handle: begins to serve a connection, which is its own then; never fails.
+            handle: begins to serve a connection, which is its own then.
         """
         if not self._epoll.closed:
             fd = listener.fileno()
@@ -63,7 +70,7 @@ class ListenerSet:
             if self._unwatched:
                 self._wait.cancel()
 
-    def remove(self, listener: socket.socket) -> None:
+    def remove(self, listener: _socket.socket) -> None:
         """Accept no more of a listener's connections."""
         fd = listener.fileno()
         if self._listeners.pop(fd, None) is None or self._epoll.closed:
@@ -85,7 +92,7 @@ class ListenerSet:
                 ready = [fd for fd, _ in self._epoll.poll(0, BATCH)]
                 for fd in (*self._unwatched, *ready):
                     try:
-                        self._accept(fd)
+                        self._accept(fd, log)
                     except OSError as why:
                         self._tell(log, why)
                         await trio.sleep(ACCEPT_PAUSE_S)
@@ -119,7 +126,7 @@ class ListenerSet:
         else:
             self._unwatched.discard(fd)
 
-    def _accept(self, fd: int) -> None:
+    def _accept(self, fd: int, log: Log) -> None:
         """Accept a connection, if one waits.
 
         Raises:
@@ -134,7 +141,12 @@ class ListenerSet:
                 self.remove(listener)
             raise
         if sock is not None:
-            handle(sock)
+            with contain_fault(log, self._what):
+                try:
+                    handle(sock)
+                except BaseException:
+                    sock.close()
+                    raise
 
     def _tell(self, log: Log, why: OSError) -> None:
         if self._shortages.take(trio.current_time()):

@@ -71,6 +71,7 @@ class Host(Parts):
         |- pump.run              every client's fast requests
         |- pump.watch_deadlines  messages that began and do not end
         |- pump.look_at_unwatched  clients for whom no epoll watch is left
+        |- door_sockets.run      programs of all children without FD 3
         |- child nursery
            |- child.run          one task a child: start, wait for its exit, clean up
               |- session.run     its conversation's slow work
@@ -222,6 +223,7 @@ async def open_host(
             nursery.start_soon(host.pump.run)
             nursery.start_soon(host.pump.watch_deadlines)
             nursery.start_soon(host.pump.look_at_unwatched)
+            nursery.start_soon(host.door_sockets.run, log)
             if left is None:
                 journal.write("host.started", pid=os.getpid())
             ask_for_slices(SHORT_SLICE_NS)  # many wait for it, each for a little

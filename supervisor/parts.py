@@ -18,6 +18,7 @@ from hostlib.keys import SecretFiles, expand_path
 from hostlib.linux.descriptors import clients_share, raise_limit
 from hostlib.linux.holdings import Baseline
 from hostlib.linux.host_proc import shows_host
+from hostlib.listener_set import ListenerSet
 from supervisor.fleet.fence import Fence
 from supervisor.fsproxy.client_events import ClientEvents
 from supervisor.fsproxy.dispatch import HANDLERS
@@ -104,6 +105,7 @@ class Parts:
     Attributes:
         generation: programs that this process was before (``handover``).
         baseline: what the process held before, for the leak check.
+        door_sockets: accepts programs of all children without FD 3.
         services: what it offers its children beside files.
         machine: what it knows of the layers that this machine gives.
         groups: where its children's groups of processes come from.
@@ -133,6 +135,7 @@ class Parts:
         self.journal = journal
         self.log = log
         self.pump = Pump()
+        self.door_sockets = ListenerSet("door sockets")
         self.services = Services()
         self.machine = Machine(launcher.launchpad_pid)
         self.groups = Reserve()

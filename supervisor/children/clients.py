@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from hostlib.messages import remedy
 from supervisor.fsproxy.door_socket import (
     VARIABLE,
     DoorSocket,
@@ -178,8 +177,7 @@ class Clients:
 
         Programs that the process leaves behind come too late for its door.
         """
-        if self.door is not None:
-            self.door.close()
+        self._close_door()
         if self.own is not None and not self.own.is_over:
             # Bounded: a job may still be in a call into the kernel (I1).
             with trio.CancelScope(shield=True):
@@ -305,14 +303,19 @@ class Clients:
     def hold_door(self, door: DoorSocket, stack: AsyncExitStack) -> None:
         """Keep a socket beside FD 3 until the child's end."""
         self.door = door
-        stack.callback(door.close)
+        stack.callback(self._close_door)
         self._host.fs.set_aside(1)
         stack.callback(self._host.fs.set_aside, -1)
 
     def serve_door(self) -> None:
         """Accept programs on the door's socket; nothing if the child has none."""
-        if self.door is not None and self._nursery is not None:
-            self._nursery.start_soon(self.door.serve, self._accept, self._tell_of_door)
+        if self.door is not None:
+            self._host.door_sockets.add(self.door.listener, self._accept)
+
+    def _close_door(self) -> None:
+        if self.door is not None:
+            self._host.door_sockets.remove(self.door.listener)
+            self.door.close()
 
     def _accept(self, sock: socket.socket) -> None:
         """Open a conversation for a program that has connected to the door's socket."""
@@ -328,10 +331,6 @@ class Clients:
                 return
         with sock, contextlib.suppress(OSError):  # it is gone
             sock.send(refusal + b"\n")
-
-    def _tell_of_door(self, why: OSError) -> None:
-        text = f"The door's socket lets nobody in: {why.strerror}{remedy(why)}"
-        self._host.log.write("WARNING", text, child_id=self._id, reason=why.strerror)
 
     # Their ends
 

@@ -97,6 +97,7 @@ def named_descriptors(host: Host) -> dict[int, str]:
     """Return every descriptor that a part of the host names, with its word."""
     found = dict.fromkeys(range(3), "standard")
     found.update(dict.fromkeys(host.pump.descriptors(), "pump"))
+    found.update(dict.fromkeys(host.door_sockets.descriptors(), "door sockets"))
     found.update(dict.fromkeys(host.launcher.descriptors(), "launchpad"))
     found.update(dict.fromkeys(host.journal.descriptors(), "journal"))
     found.update(dict.fromkeys(host.fs.descriptors(), "open file"))

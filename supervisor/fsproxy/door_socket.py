@@ -8,7 +8,6 @@ Rules of this file.
 2. The directory is the child's alone, and the name in it is random: a nested child,
    which has Landlock and no mount namespace, can reach the directory and not list it.
    Lists of sockets have another name, that of the bind (proc(5), net/unix).
-3. Connections are accepted one at a time, with a turn for other tasks in between.
 """
 
 from __future__ import annotations
@@ -20,13 +19,7 @@ import struct
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-import trio
-
-from hostlib.listener import accept_socket
-
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from supervisor.spec import ChildSpec
 
 VARIABLE = "FSPROXY_SOCKET"
@@ -55,7 +48,7 @@ class DoorSocket:
 
     def __init__(self, spec: ChildSpec, name: str, listener: _socket.socket) -> None:
         self._spec = spec
-        self._listener = listener
+        self.listener = listener
         self.name = name
 
     @property
@@ -66,36 +59,13 @@ class DoorSocket:
     @property
     def fd(self) -> int:
         """The listener's descriptor; -1 once it is closed."""
-        return self._listener.fileno()
-
-    async def serve(
-        self,
-        let_in: Callable[[socket.socket], None],
-        tell: Callable[[OSError], None],
-    ) -> None:
-        """Accept connections until it is closed.
-
-        Args:
-            let_in: called with each non-blocking socket; owns it.
-            tell: called with each failed try for want of a resource, and with the error
-                that ends it.
-        """
-        try:
-            while True:
-                let_in(await accept_socket(self._listener, tell))
-                await trio.lowlevel.checkpoint()  # rule 3
-        except trio.ClosedResourceError:
-            return
-        except OSError as why:
-            tell(why)
+        return self.listener.fileno()
 
     def close(self) -> None:
         """Refuse new connections, and remove the name."""
         if self.fd < 0:
             return
-        with suppress(RuntimeError):  # outside of Trio no task waits for it
-            trio.lowlevel.notify_closing(self._listener)
-        self._listener.close()
+        self.listener.close()
         # The child may have removed it from its own directory.
         with suppress(OSError), self._spec.run_dir_held() as held:
             os.unlink(self.name, dir_fd=held)

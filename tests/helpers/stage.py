@@ -417,6 +417,7 @@ async def _open_hall(
     parts.callback(host.apart.close)
     nursery = await parts.enter_async_context(trio.open_nursery())
     parts.callback(nursery.cancel_scope.cancel)
+    nursery.start_soon(host.door_sockets.run, log)
     hall = Hall(where, nursery, host.fs, host.pump, host.budget, host.services)
     stage = Stage(host, where)
     stage.hall = hall

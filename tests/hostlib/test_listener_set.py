@@ -136,6 +136,29 @@ async def test_a_listener_of_no_use_holds_up_no_other(
     assert "cannot accept a connection: Invalid argument" in capfd.readouterr().err
 
 
+# spec S5: a fault of one connection ends that connection alone.
+async def test_a_connection_that_cannot_be_begun_is_closed_and_told(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    def fail(_: socket.socket) -> None:
+        raise LookupError("a secret")
+
+    async with accepting() as (listeners, add):
+        with listen() as failing, listen() as other:
+            listeners.add(failing, fail)
+            for _ in range(2):
+                with connect(failing) as line, connect(other):
+                    line.setblocking(False)
+                    await trio.lowlevel.wait_readable(line)
+                    assert line.recv(1) == b""
+            channel = add(other)
+            for _ in range(2):
+                (await channel.receive()).close()
+    said = capfd.readouterr().err
+    assert said.count("Fault serving network: LookupError in fail, ") == 2
+    assert "secret" not in said
+
+
 # attack 18, spec S5: epoll(7) counts the watches of a user, its children's included.
 async def test_a_listener_without_a_watch_is_polled(
     monkeypatch: pytest.MonkeyPatch,

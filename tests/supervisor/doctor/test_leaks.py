@@ -99,6 +99,7 @@ async def test_nothing_is_found_after_a_child_was_killed(stage: Stage) -> None:
     assert set(report["explained"]) <= {
         "standard",
         "pump",
+        "door sockets",
         "launchpad",
         "journal",
         "table of mounts",
