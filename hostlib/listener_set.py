@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import errno
 import select
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 import trio
 
@@ -37,6 +37,14 @@ BATCH = 16
 _SHORTAGES_PER_S = 1 / 60
 
 
+class _Listener(NamedTuple):
+    """A listener, and what `ListenerSet.add` was given with it."""
+
+    sock: _socket.socket
+    handle: Callable[[socket.socket], None]
+    fail: Callable[[OSError], None] | None
+
+
 class ListenerSet:
     """Accepts connections of its listeners, in `run`.
 
@@ -48,24 +56,27 @@ class ListenerSet:
         self._what = what
         self._shortages = EventRate(1, _SHORTAGES_PER_S)
         self._epoll = select.epoll()
-        self._listeners: dict[
-            int, tuple[_socket.socket, Callable[[socket.socket], None]]
-        ] = {}
+        self._listeners: dict[int, _Listener] = {}
         self._unwatched: set[int] = set()
         self._wait = trio.CancelScope()
 
     def add(
-        self, listener: _socket.socket, handle: Callable[[socket.socket], None]
+        self,
+        listener: _socket.socket,
+        handle: Callable[[socket.socket], None],
+        fail: Callable[[OSError], None] | None = None,
     ) -> None:
         """Accept connections of a listener until `remove`.
 
         Args:
             listener: non-blocking; the caller's to close, after `remove`.
             handle: begins to serve a connection, which is its own then.
+            fail: called with the error of a listener that is of no use any more, after
+                it was removed; None for a line in the log.
         """
         if not self._epoll.closed:
             fd = listener.fileno()
-            self._listeners[fd] = (listener, handle)
+            self._listeners[fd] = _Listener(listener, handle, fail)
             self._watch(fd)
             if self._unwatched:
                 self._wait.cancel()
@@ -130,20 +141,24 @@ class ListenerSet:
         """Accept a connection, if one waits.
 
         Raises:
-            OSError: the process lacks a resource, or the listener is of no use any more,
-                and is not listened to from here on.
+            OSError: the process lacks a resource, or a listener without `fail` is of no
+                use any more.
         """
-        listener, handle = self._listeners[fd]
+        listener = self._listeners[fd]
         try:
-            sock = accept_waiting(listener)
+            sock = accept_waiting(listener.sock)
         except OSError as why:
-            if why.errno not in OUT_OF_RESOURCES:
-                self.remove(listener)
-            raise
+            if why.errno in OUT_OF_RESOURCES:
+                raise
+            self.remove(listener.sock)
+            if listener.fail is None:
+                raise
+            listener.fail(why)
+            return
         if sock is not None:
             with contain_fault(log, self._what):
                 try:
-                    handle(sock)
+                    listener.handle(sock)
                 except BaseException:
                     sock.close()
                     raise

@@ -26,7 +26,8 @@ import msgspec
 import trio
 
 from hostlib.handover import Gate
-from hostlib.listener import accept, contain_fault, listener_on
+from hostlib.listener import contain_fault
+from hostlib.listener_set import ListenerSet
 from supervisor.fsproxy.ports import Doors
 from supervisor.llm.endpoint_call import Asker, answer
 from supervisor.llm.endpoint_http import (
@@ -114,8 +115,8 @@ class TokenOwner:
     def __init__(self, client: Client, node: Node) -> None:
         self.client = client
         self.node = node
-        self.listener: trio.SocketListener | None = None
-        self.inner: trio.SocketListener | None = None
+        self.listener: socket.socket | None = None
+        self.inner: socket.socket | None = None
         self.path = ""
         self.connections: dict[_Connection, None] = {}
 
@@ -144,7 +145,7 @@ class _Connection:
         self,
         stream: trio.SocketStream,
         ahead: bytes,
-        by: trio.SocketListener | None,
+        by: socket.socket | None,
     ) -> None:
         self.by = by
         self.http = HttpConnection(stream, ahead)
@@ -201,19 +202,21 @@ class Endpoint:
     """The endpoint of a host; made by ``open_endpoint``."""
 
     def __init__(
-        self, models: Models, listener: trio.SocketListener, nursery: trio.Nursery
+        self, models: Models, listener: socket.socket, nursery: trio.Nursery
     ) -> None:
         self._models = models
         self._nursery = nursery
         self._listener = listener
         self.left: EndpointState | None = None
         self.gate = Gate()
-        self.listeners = {listener}
+        self.listeners: set[socket.socket] = set()
+        self._listener_set = ListenerSet("model endpoint")
         self._accounts: dict[str, TokenOwner] = {}
         self._strangers: dict[_Connection, None] = {}
         self._connections: set[_Connection] = set()
-        self._port: int = listener.socket.getsockname()[1]
-        nursery.start_soon(self._listen, listener, trio.CancelScope())
+        self._port: int = listener.getsockname()[1]
+        self._listen(listener)
+        nursery.start_soon(self._listener_set.run, models.log)
 
     async def admit(
         self, child: ChildView, client: Client, stack: AsyncExitStack
@@ -265,16 +268,16 @@ class Endpoint:
                 inner = account.inner
                 if inner is None:
                     return Doors(self._variables(token, self._port), -1)
-                port = inner.socket.getsockname()[1]
-                return Doors(self._variables(token, port), inner.socket.fileno())
+                port = inner.getsockname()[1]
+                return Doors(self._variables(token, port), inner.fileno())
         return None
 
     def _take(
         self, account: TokenOwner, stack: AsyncExitStack, listener: socket.socket
     ) -> None:
         """Serve a listener in a child's net namespace until the stack is closed."""
-        account.inner = listener_on(listener.detach())
-        self._listen_until(account.inner, stack)
+        account.inner = listener
+        self._listen_until(listener, stack)
 
     def open_account(
         self, token: str, client: Client, stack: AsyncExitStack
@@ -288,7 +291,7 @@ class Endpoint:
     def listen_for(
         self,
         account: TokenOwner,
-        listener: trio.SocketListener,
+        listener: socket.socket,
         spec: ChildSpec,
         stack: AsyncExitStack,
     ) -> None:
@@ -297,15 +300,36 @@ class Endpoint:
         stack.callback(unlink_socket, spec)
         self._listen_until(listener, stack)
 
-    def _listen_until(
-        self, listener: trio.SocketListener, stack: AsyncExitStack
-    ) -> None:
-        self.listeners.add(listener)
-        scope = trio.CancelScope()
+    def _listen_until(self, listener: socket.socket, stack: AsyncExitStack) -> None:
+        """Serve a child's own listener; its connections end with it (rule 3)."""
         self._models.fs.set_aside(1)
         stack.callback(self._models.fs.set_aside, -1)
-        stack.callback(scope.cancel)
-        self._nursery.start_soon(self._listen_own, listener, scope)
+        stack.callback(self._close, listener)
+        self._listen(listener, partial(self._fail, listener))
+
+    def _listen(
+        self, listener: socket.socket, fail: Callable[[OSError], None] | None = None
+    ) -> None:
+        listener.setblocking(False)
+        self.listeners.add(listener)
+        self._listener_set.add(listener, partial(self.own, by=listener), fail)
+
+    def _fail(self, listener: socket.socket, why: OSError) -> None:
+        text = (
+            "The model endpoint closed a child's own listener: accept failed:"
+            f" {why.strerror}; restart the child"
+        )
+        self._models.log.write("WARNING", text, reason=why.strerror)
+        self._close(listener)
+
+    def _close(self, listener: socket.socket) -> None:
+        """Close a listener, and end its connections."""
+        self.listeners.discard(listener)
+        self._listener_set.remove(listener)
+        listener.close()
+        for connection in self._connections:
+            if connection.by is listener:
+                connection.http.scope.cancel()
 
     # Hand-over
 
@@ -322,12 +346,12 @@ class Endpoint:
 
     def snapshot(self) -> tuple[EndpointState, set[int]]:
         """Return the state of an endpoint at rest, and its descriptors."""
-        state = EndpointState(self._listener.socket.fileno(), {}, [])
+        state = EndpointState(self._listener.fileno(), {}, [])
         fds = {state.listener_fd}
         for token, account in self._accounts.items():
             listener, path = account.listener, os.fsencode(account.path)
-            fd = -1 if listener is None else listener.socket.fileno()
-            inner = -1 if account.inner is None else account.inner.socket.fileno()
+            fd = -1 if listener is None else listener.fileno()
+            inner = -1 if account.inner is None else account.inner.fileno()
             state.doors[account.client.id] = DoorState(token, fd, path, inner)
             fds |= {fd, inner} - {-1}
         tokens = {
@@ -355,41 +379,40 @@ class Endpoint:
             return
         account = self.open_account(door.token, session.client, stack)
         if door.listener_fd >= 0:
-            listener = listener_on(door.listener_fd)
+            listener = socket.socket(fileno=door.listener_fd)
             self.listen_for(account, listener, child.spec, stack)
         if door.inner_fd >= 0:
-            account.inner = listener_on(door.inner_fd)
-            self._listen_until(account.inner, stack)
+            self._take(account, stack, socket.socket(fileno=door.inner_fd))
 
     def restore_connections(self) -> None:
         """Restore the connections."""
         left, self.left = self.left, None
         for one in () if left is None else left.connections:
-            sock = socket.socket(fileno=one.fd)
-            sock.setblocking(False)
-            stream = trio.SocketStream(trio.socket.from_stdlib_socket(sock))
-            self.own(stream, one.received, one.token)
+            self.own(socket.socket(fileno=one.fd), one.received, one.token)
 
     def own(
         self,
-        stream: trio.SocketStream,
+        sock: socket.socket,
         ahead: bytes = b"",
         token: str = "",
-        by: trio.SocketListener | None = None,
+        by: socket.socket | None = None,
     ) -> None:
         """Serve a connection.
 
         Args:
-            stream: the connection; owned.
+            sock: the connection; owned.
             ahead: bytes of a request that the program before has received.
             token: the token that the program before has received; empty for none.
             by: the listener that accepted it; None if the program before did.
         """
+        stream = trio.SocketStream(trio.socket.from_stdlib_socket(sock))
         connection = _Connection(stream, ahead, by)
         self._connections.add(connection)
         self._models.fs.set_aside(DESCRIPTORS)
         account = self._accounts.get(token)
         if account is None:
+            if len(self._strangers) >= STRANGERS:
+                self._make_room()
             self._strangers[connection] = None
         else:
             account.connections[connection] = None
@@ -403,37 +426,6 @@ class Endpoint:
         with trio.CancelScope(shield=True):  # bounded: a cancelled call ends at once
             for connection in tuple(account.connections):
                 await connection.over.wait()
-
-    async def _listen_own(
-        self, listener: trio.SocketListener, scope: trio.CancelScope
-    ) -> None:
-        """Serve a child's own listener; its connections end with it (rule 3)."""
-        try:
-            await self._listen(listener, scope)
-        except OSError as why:
-            text = (
-                "The model endpoint closed a child's own listener: accept failed:"
-                f" {why.strerror}; restart the child"
-            )
-            self._models.log.write("WARNING", text, reason=why.strerror)
-        finally:
-            for connection in self._connections:
-                if connection.by is listener:
-                    connection.http.scope.cancel()
-
-    async def _listen(
-        self, listener: trio.SocketListener, scope: trio.CancelScope
-    ) -> None:
-        try:
-            with scope:
-                while True:
-                    stream = await accept(listener)
-                    if len(self._strangers) >= STRANGERS:
-                        self._make_room()
-                    self.own(stream, by=listener)
-        finally:
-            self.listeners.discard(listener)
-            listener.socket.close()
 
     def _make_room(self) -> None:
         """End the oldest connection without a token, of the listener with most."""
@@ -517,23 +509,24 @@ class Endpoint:
     def descriptors(self) -> Iterator[tuple[int, str]]:
         """Yield each descriptor, with a word for it."""
         for listener in self.listeners:
-            yield listener.socket.fileno(), "model endpoint"
+            yield listener.fileno(), "model endpoint"
+        for fd in self._listener_set.descriptors():
+            yield fd, "listeners of the model endpoint"
         for connection in self._connections:
             yield connection.http.stream.socket.fileno(), "model endpoint connection"
 
 
-def open_unix_listener(spec: ChildSpec) -> trio.SocketListener:
+def open_unix_listener(spec: ChildSpec) -> socket.socket:
     """Listen on a child's own socket; its path may be longer than sun_path (unix(7))."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         with spec.run_dir_held() as held:
             sock.bind(f"/proc/self/fd/{held}/{SOCKET_NAME}")
         sock.listen(16)
-        sock.setblocking(False)
-        return trio.SocketListener(trio.socket.from_stdlib_socket(sock))
     except BaseException:
         sock.close()
         raise
+    return sock
 
 
 def unlink_socket(spec: ChildSpec) -> None:
@@ -553,14 +546,15 @@ def close_left(left: EndpointState) -> None:
             os.close(fd)
 
 
-async def _tcp_listener(port: int) -> trio.SocketListener:
+def _tcp_listener(port: int) -> socket.socket:
     try:
-        (listener,) = await trio.open_tcp_listeners(port, host="127.0.0.1")
+        # The kernel lowers the backlog to net.core.somaxconn: listen(2).
+        return socket.create_server(("127.0.0.1", port), backlog=0xFFFF)
     except OSError as why:
-        text = f"cannot listen on 127.0.0.1:{port}: {why.strerror}"
+        reason = os.strerror(why.errno or 0)
+        text = f"cannot listen on 127.0.0.1:{port}: {reason}"
         advice = "end what has it, or choose another [llm] endpoint_port"
         raise OSError(why.errno, f"{text}; {advice}") from None
-    return listener
 
 
 @asynccontextmanager
@@ -573,17 +567,18 @@ async def open_endpoint(
         models: the host's models.
         left: the endpoint's state from the program before; None if there was none.
     """
-    async with trio.open_nursery() as nursery:
-        if left is None:
-            listener = await _tcp_listener(models.section.endpoint_port)
-        else:
-            listener = listener_on(left.listener_fd)
-        endpoint = Endpoint(models, listener, nursery)
-        models.fs.set_aside(DESCRIPTORS * STRANGERS)
-        endpoint.left = left
-        if left is not None:
-            endpoint.gate.shut()  # until all children are entered, with their tokens
-        try:
-            yield endpoint
-        finally:
-            nursery.cancel_scope.cancel()
+    if left is None:
+        listener = _tcp_listener(models.section.endpoint_port)
+    else:
+        listener = socket.socket(fileno=left.listener_fd)
+    with listener:
+        async with trio.open_nursery() as nursery:
+            endpoint = Endpoint(models, listener, nursery)
+            models.fs.set_aside(DESCRIPTORS * STRANGERS)
+            endpoint.left = left
+            if left is not None:
+                endpoint.gate.shut()  # until all children are entered, with tokens
+            try:
+                yield endpoint
+            finally:
+                nursery.cancel_scope.cancel()

@@ -168,8 +168,7 @@ async def test_what_a_child_has_begun_ends_with_it(stage: Stage) -> None:
     await other.do("hold(2)")
     await eventually(lambda: statistics().connections == 6)
     assert {"model endpoint"} == {
-        named_descriptors(stage.host)[one.socket.fileno()]
-        for one in stage.endpoint.listeners
+        named_descriptors(stage.host)[one.fileno()] for one in stage.endpoint.listeners
     }
     await one.kill()
     await eventually(lambda: statistics().connections == 2)
@@ -229,7 +228,7 @@ async def test_a_listener_that_fails_ends_alone(
     puppet = await open_puppet(stage)
     (first,) = stage.endpoint.listeners - before
     other = await open_puppet(stage)
-    first.socket.shutdown(socket.SHUT_RDWR)
+    first.shutdown(socket.SHUT_RDWR)
     await eventually(lambda: listeners(stage) == 1)
     assert "closed a child's own listener: accept failed" in capfd.readouterr().err
     assert await puppet.do("fault(get)") == errno.ECONNREFUSED

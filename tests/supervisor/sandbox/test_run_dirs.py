@@ -84,7 +84,7 @@ async def model_socket(spec: ChildSpec) -> AsyncIterator[None]:
     listener = endpoint.open_unix_listener(spec)
     yield
     endpoint.unlink_socket(spec)
-    await listener.aclose()
+    listener.close()
 
 
 Opened = Callable[[ChildSpec], AbstractAsyncContextManager[None]]
