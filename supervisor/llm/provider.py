@@ -6,8 +6,7 @@ Rules of this file.
    in ``gateway``, before another part sees them (I10).
 2. ``openai`` is imported only here, by ``load``, in a worker thread: it takes half a second.
    It does the retries (429, 5xx, connections; spec L11).
-3. A body is read up to a bound, also that of an error.
-4. Requests are prepared one at a time: each takes the library some milliseconds, and Trio
+3. Requests are prepared one at a time: each takes the library some milliseconds, and Trio
    would prepare a hundred of them before other tasks run (spec L14).
 """
 
@@ -46,10 +45,6 @@ MESSAGES_VERSION = "2023-06-01"
 
 MOST_DIGITS = 6
 """Longest ``retry-after`` that is passed on, in digits: eleven days."""
-
-MAX_ERROR_BYTES = 65_536
-"""Longest body of a refusal that is read."""
-
 
 UNTOLD = tuple(
     f"X-Stainless-{name}"
@@ -160,7 +155,7 @@ class Provider:
         base_url: its address.
         key: its key; None for none.
         turns: held by a task while it prepares a request; shared by all providers of a
-            host (rule 4).
+            host (rule 3).
 
     Attributes:
         base_url: its address, without credentials.
@@ -187,12 +182,10 @@ class Provider:
         self.secrets = tuple(dict.fromkeys(text for text in found if text))
         self._turns = turns
         self._requests: dict[trio.lowlevel.Task, Request] = {}
-        self._sockets = transport.Sockets()
+        self._transport = transport.Transport(base_url, self._end_turn, self._note_sent)
         self._http = httpx2.AsyncClient(
             timeout=None,
-            transport=transport.Transport(
-                base_url, self._end_turn, self._note_sent, self._sockets
-            ),
+            transport=self._transport,
             follow_redirects=False,  # the key goes to the configured address only
             event_hooks={"request": [self._check], "response": [self._note_answer]},
         )
@@ -293,14 +286,9 @@ class Provider:
             self._end_turn()
             del self._requests[task]
         response = cast("httpx2.Response", found)  # as ``cast_to`` asks
-        plain = response.headers.get("content-encoding", "identity") == "identity"
-        source = (
-            response.extensions[transport.STREAM] if plain else response.aiter_bytes()
-        )
-        pieces = aiter(source)
+        pieces = response.aiter_bytes()
         try:
-            with transport.translate_errors():
-                yield pieces
+            yield pieces
         except (httpx2.HTTPError, httpx2.StreamError) as why:
             raise BrokenOffError(f"broken off: {_cause_text(why)}") from None
         finally:
@@ -326,19 +314,13 @@ class Provider:
         self._requests[trio.lowlevel.current_task()].is_sent = True
 
     async def _note_answer(self, response: httpx2.Response) -> None:
-        """Record an answer's status; bound the body of an error."""
-        is_refused = response.status_code >= 300
-        self._requests[trio.lowlevel.current_task()].is_sent = not is_refused
-        if is_refused:  # the library reads the whole body
-            from supervisor.llm import transport  # noqa: PLC0415 - rule 2
-
-            response.stream = transport.BoundedBody(
-                cast("httpx2.AsyncByteStream", response.stream), MAX_ERROR_BYTES
-            )
+        """Record whether an answer is a refusal, which costs nothing."""
+        task = trio.lowlevel.current_task()
+        self._requests[task].is_sent = response.status_code < 300
 
     def descriptors(self) -> Iterator[tuple[int, str]]:
         """Yield the descriptors of the client."""
-        for fd in self._sockets.numbers():
+        for fd in self._transport.numbers():
             yield fd, "model provider"
 
     async def aclose(self) -> None:

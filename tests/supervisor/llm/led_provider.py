@@ -34,11 +34,11 @@ async def request(stream: trio.abc.Stream) -> bytes:
         if not piece:
             return b""
         data += piece
-    head, _, body = data.lower().partition(b"\r\n\r\n")
-    size = int(head.split(b"content-length: ")[1].split(b"\r\n")[0])
+    head, end, body = data.partition(b"\r\n\r\n")
+    size = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
     while len(body) < size:
         body += await stream.receive_some(65_536)
-    return data
+    return head + end + body
 
 
 @asynccontextmanager
