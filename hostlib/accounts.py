@@ -12,6 +12,7 @@ Rules of this file.
 from __future__ import annotations
 
 import math
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 if TYPE_CHECKING:
@@ -46,6 +47,14 @@ class Account(Generic[Amount]):
         self.reservations = 0
         self.refused = 0
 
+    def join(self, parent: Account[Amount]) -> None:
+        """Charge a parent as well from now on, beginning with the present use.
+
+        Precondition: it has no parent, and nothing is reserved.
+        """
+        self.parent = parent
+        parent.record(self.used)
+
     def path(self) -> Iterator[Account[Amount]]:
         """Yield this account and its ancestors."""
         account: Account[Amount] | None = self
@@ -70,6 +79,11 @@ class Account(Generic[Amount]):
         if self.limit is None:
             return math.inf
         return max(0, self.limit - self.used) - self.reserved
+
+    @property
+    def excess(self) -> Amount:
+        """The amount that is used beyond the limit; 0 without a limit."""
+        return 0 if self.limit is None else max(0, self.used - self.limit)
 
     def lefts(self) -> list[float]:
         """Return the amount that is left here, and at each account above."""
@@ -96,6 +110,15 @@ class Account(Generic[Amount]):
         while account is not None:
             account.used += amount
             account = account.parent
+
+    @contextmanager
+    def holding(self, amount: Amount) -> Iterator[None]:
+        """Charge a use for the length of the block, whatever the limits."""
+        self.record(amount)
+        try:
+            yield
+        finally:
+            self.record(-amount)
 
     def give_back(self, amount: Amount) -> None:
         """Give back an amount that may never have been charged; no count goes below 0."""

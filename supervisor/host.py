@@ -134,7 +134,7 @@ class Host(Parts):
         if (most := self.settings.max_children) <= len(self.children):
             why = f"there are {most} children already; raise host.max_children"
             raise OSError(errno.EAGAIN, why)
-        if self.fs.spare < -CHILDRENS_DESCRIPTORS:
+        if self.fs.descriptor_account.excess > CHILDRENS_DESCRIPTORS:
             why = "too few descriptors for one more child; raise ulimit -n"
             raise OSError(errno.EMFILE, why)
         number, self.next_child = self.next_child, self.next_child + 1

@@ -146,7 +146,7 @@ class Parts:
         self.budget.on_freed = return_free_pages
         soft = raise_limit()
         return_large_pieces()
-        self.fs = Filesystem(max_host_files=clients_share(soft))
+        self.fs = Filesystem(max_descriptors=clients_share(soft))
         self.fs.shows_host = shows_host
         self.events = ClientEvents(journal, self.child_of, log.write)
         self.fs.on_denied = self.events.denied

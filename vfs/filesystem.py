@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import trio
 
+from hostlib.accounts import Account
 from hostlib.threads import in_thread
 from vfs.backends import KEPT, MODES, UnflushedError
 from vfs.clients import (
@@ -85,7 +86,7 @@ class Filesystem:
     """The clients of a host and their open files.
 
     Args:
-        max_host_files: most descriptors of all clients together, for files, connections
+        max_descriptors: most descriptors of all clients together, for files, connections
             and other things: the process's limit without a reserve (attack 18).
 
     Attributes:
@@ -94,17 +95,18 @@ class Filesystem:
         on_denied: called with client, command and name of each denial (spec A1).
         is_secret: returns whether an opened file is one that no client may have.
         shows_host: returns the same for files of file systems that show processes.
-        max_host_files: how many files may be open; what is set aside lowers it.
+        descriptor_account: the host's descriptors that clients use, and services for
+            them; the accounts of children's open files are beneath it.
     """
 
-    def __init__(self, *, max_host_files: int = 1_000_000) -> None:
+    def __init__(self, *, max_descriptors: int | None = None) -> None:
         self.tables = Tables()
         self.observer: Observer | None = None
         self._closing: dict[OpenFile, tuple[int, ...]] = {}
         self.on_denied: Callable[[Client, str, bytes], None] | None = None
         self.is_secret: Callable[[Handle], bool] | None = None
         self.shows_host: Callable[[Handle], bool] | None = None
-        self.max_host_files = max_host_files
+        self.descriptor_account: Account[int] = Account(None, max_descriptors)
 
     # Clients
 
@@ -117,7 +119,7 @@ class Filesystem:
             OSError: ``EUSERS``: the child has its limit of connections (S7);
                 ``EMFILE``: another one would take from the host's reserve.
         """
-        if parent is not None and self.spare < ATTACHED_DESCRIPTORS:
+        if parent is not None and self.descriptor_account.left < ATTACHED_DESCRIPTORS:
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         if not ledger.clients.charge(1):
             raise OSError(errno.EUSERS, os.strerror(errno.EUSERS))
@@ -128,6 +130,8 @@ class Filesystem:
     def enter(self, client: Client) -> None:
         """Put a client into the table, and charge its descriptors."""
         self.tables.clients[client.id] = client
+        if client.ledger.open_files.parent is None:
+            client.ledger.open_files.join(self.descriptor_account)
         if client.parent is None:
             self.hold(client, OWN_DESCRIPTORS + len(client.policy.places[1:]))
         else:
@@ -148,16 +152,7 @@ class Filesystem:
     def hold(self, client: Client, count: int) -> None:
         """Charge descriptors that a client holds beside its files."""
         client.held += count
-        self.set_aside(count)
-
-    def set_aside(self, count: int) -> None:
-        """Charge descriptors that are not a client's; a negative number gives back."""
-        self.max_host_files -= count
-
-    @property
-    def spare(self) -> int:
-        """The number of descriptors that are left, without the host's reserve."""
-        return self.max_host_files - len(self.tables.files)
+        self.descriptor_account.record(count)
 
     def disconnect(self, client: Client, why: str) -> list[int]:
         """Remove a client and close its files, nested clients first.
@@ -328,14 +323,14 @@ class Filesystem:
         self._enter(file)
         return file
 
-    def _charge_open(self, ledger: Ledger) -> None:
+    @staticmethod
+    def _charge_open(ledger: Ledger) -> None:
         """Charge an open file.
 
         Raises:
             OSError: ``EMFILE``: the host or the child has its limit of them.
         """
-        full = len(self.tables.files) >= self.max_host_files
-        if full or not ledger.open_files.charge(1):
+        if not ledger.open_files.charge(1):
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
     def _enter(self, file: OpenFile) -> None:

@@ -256,7 +256,7 @@ class Policy:
         document: bytes,
         ledger: Ledger | None = None,
         models: frozenset[str] | None = None,
-        room: int | None = None,
+        room: float | None = None,
     ) -> Policy:
         """Return a policy with at most these rights (spec A5).
 
@@ -333,8 +333,8 @@ class Policy:
         raise AccessDeniedError
 
 
-def _charge(names: int, ledger: Ledger | None, room: int | None) -> None:
-    if room is not None and names > max(0, room):
+def _charge(names: int, ledger: Ledger | None, room: float | None) -> None:
+    if room is not None and names > room:
         raise RightsError("too many names: the host has no descriptors for them")
     if ledger is not None and not ledger.open_files.charge(names):
         raise RightsError("too many names: each takes the place of an open file")

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 RESERVED_DESCRIPTORS = 64
 """Descriptors that clients do not get: for the host's own files, and those that it opens
 to spawn and to read /proc.  Descriptors that clients or services for them hold are charged
-with their files (``Filesystem.set_aside``)."""
+with their files (``Filesystem.descriptor_account``)."""
 
 CHILDRENS_DESCRIPTORS = RESERVED_DESCRIPTORS // 2
 """The part of them for starting children while other children have the rest open."""

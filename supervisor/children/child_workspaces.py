@@ -337,8 +337,7 @@ class ChildWorkspaces:
     def _count_descriptors(self, stack: AsyncExitStack, names: Iterable[str]) -> None:
         """Count the workspace descriptors among some names until the child is gone."""
         count = sum(name.startswith("workspace") for name in names)
-        self._host.fs.set_aside(count)
-        stack.callback(self._host.fs.set_aside, -count)
+        stack.enter_context(self._host.fs.descriptor_account.holding(count))
 
     def _hold_lock(self, stack: AsyncExitStack, fd: int) -> None:
         """Hold the lock of a workspace until the child is gone."""

@@ -304,8 +304,7 @@ class Clients:
         """Keep a socket beside FD 3 until the child's end."""
         self.door = door
         stack.callback(self._close_door)
-        self._host.fs.set_aside(1)
-        stack.callback(self._host.fs.set_aside, -1)
+        stack.enter_context(self._host.fs.descriptor_account.holding(1))
 
     def serve_door(self) -> None:
         """Accept programs on the door's socket; nothing if the child has none."""

@@ -406,14 +406,15 @@ class Session:
             except ValueError as why:
                 raise RightsError(str(why)) from None
         models = None if llm is None else llm.models_of(client)
-        policy = client.policy.narrow(document, client.ledger, models, self.fs.spare)
+        policy = client.policy.narrow(
+            document, client.ledger, models, self.fs.descriptor_account.left
+        )
         if llm is not None and policy.quota is not None:
             llm.limit(client, policy.quota)
         new = tuple(
             place for place in policy.places if place not in client.policy.places
         )
         self.narrowed_places += new
-        self.fs.hold(client, len(new))
         client.policy = policy
         if narrow_network is not None:
             narrow_network()
@@ -546,7 +547,6 @@ class Session:
             self._over.set()
             return
         self.fs.enter(self.client)
-        self.fs.hold(self.client, len(self.narrowed_places))
         for file in state.files:
             place = None if file.place is None else numbered.places[file.place]
             self.fs.restore_file(self.client, file, place)

@@ -205,6 +205,7 @@ class Endpoint:
         self, models: Models, listener: socket.socket, nursery: trio.Nursery
     ) -> None:
         self._models = models
+        self._descriptors = models.fs.descriptor_account
         self._nursery = nursery
         self._listener = listener
         self.left: EndpointState | None = None
@@ -302,8 +303,7 @@ class Endpoint:
 
     def _listen_until(self, listener: socket.socket, stack: AsyncExitStack) -> None:
         """Serve a child's own listener; its connections end with it (rule 3)."""
-        self._models.fs.set_aside(1)
-        stack.callback(self._models.fs.set_aside, -1)
+        stack.enter_context(self._descriptors.holding(1))
         stack.callback(self._close, listener)
         self._listen(listener, partial(self._fail, listener))
 
@@ -408,7 +408,7 @@ class Endpoint:
         stream = trio.SocketStream(trio.socket.from_stdlib_socket(sock))
         connection = _Connection(stream, ahead, by)
         self._connections.add(connection)
-        self._models.fs.set_aside(DESCRIPTORS)
+        self._descriptors.record(DESCRIPTORS)
         account = self._accounts.get(token)
         if account is None:
             if len(self._strangers) >= STRANGERS:
@@ -447,7 +447,7 @@ class Endpoint:
             for account in self._accounts.values():
                 account.connections.pop(connection, None)
             self._connections.discard(connection)
-            self._models.fs.set_aside(-DESCRIPTORS)
+            self._descriptors.record(-DESCRIPTORS)
             with trio.CancelScope(shield=True):  # bounded: closes a socket
                 await trio.aclose_forcefully(http.stream)
             connection.over.set()
@@ -497,7 +497,7 @@ class Endpoint:
             raise RefusedRequestError(401, text, kind, "invalid_api_key")
         if connection not in account.connections:
             held = len(account.connections)
-            is_full = held >= PER_CHILD or (held and self._models.fs.spare < 0)
+            is_full = held >= PER_CHILD or (held and self._descriptors.excess)
             if is_full and not account.make_room():
                 text = f"this child asks on {held} connections; wait for one"
                 raise RefusedRequestError(503, text, "overloaded")
@@ -571,10 +571,10 @@ async def open_endpoint(
         listener = _tcp_listener(models.section.endpoint_port)
     else:
         listener = socket.socket(fileno=left.listener_fd)
-    with listener:
+    account = models.fs.descriptor_account
+    with listener, account.holding(DESCRIPTORS * STRANGERS):
         async with trio.open_nursery() as nursery:
             endpoint = Endpoint(models, listener, nursery)
-            models.fs.set_aside(DESCRIPTORS * STRANGERS)
             endpoint.left = left
             if left is not None:
                 endpoint.gate.shut()  # until all children are entered, with tokens

@@ -102,7 +102,7 @@ def open_fds(
         if before is None and (count := service.store.files.remove_all_but(())):
             text = f"Removed {count} contents that a dead host has left"
             host.log.write("INFO", text, contents=count)
-        host.fs.set_aside(MOST_DESCRIPTORS)
+        host.fs.descriptor_account.record(MOST_DESCRIPTORS)
         host.services.fds = service
         host.holders.add(service.descriptors)
         try:

@@ -289,8 +289,7 @@ class NetworkService:
         self._inner_fds[child.id] = sockets.dns_datagram.fileno()
         stack.callback(self._inner_fds.pop, child.id)
         count = len(sockets.descriptors())
-        self._host.fs.set_aside(count)
-        stack.callback(self._host.fs.set_aside, -count)
+        stack.enter_context(self._host.fs.descriptor_account.holding(count))
         network.start(self._nursery)
 
     async def _make_more(
@@ -301,12 +300,11 @@ class NetworkService:
         Raises:
             OSError: they cannot be made, or the host has too few descriptors left.
         """
-        fs = self._host.fs
-        if fs.spare < len(families):
+        descriptors = self._host.fs.descriptor_account
+        if descriptors.left < len(families):
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         made = await additions.make_sockets(families)
-        fs.set_aside(len(made))
-        stack.callback(fs.set_aside, -len(made))
+        stack.enter_context(descriptors.holding(len(made)))
         return made
 
     # Handed over

@@ -106,7 +106,7 @@ class ToolExec:
     def __init__(self, host: Parts, settings: ToolExecSettings, routes: Routes) -> None:
         self._host = host
         self._settings = settings
-        self.slots = Slots(settings.max_executions, host.fs)
+        self.slots = Slots(settings.max_executions, host.fs.descriptor_account)
         self.context = Context(settings, routes, self.slots.descriptors, host.log)
         self._null_fd = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         self.shared_url: str | None = None

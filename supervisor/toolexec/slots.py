@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import trio
 
 if TYPE_CHECKING:
-    from vfs.filesystem import Filesystem
+    from hostlib.accounts import Account
 
 OWN_PART = 8
 """One of so many descriptors of the process is for tools alone."""
@@ -42,28 +42,26 @@ class Descriptors:
     """The descriptors and places of one host's ToolExec.
 
     Args:
-        fs: has the account.
+        account: the descriptors of the host.
 
     Attributes:
         held: their number, those about to be taken included.
     """
 
-    def __init__(self, fs: Filesystem) -> None:
+    def __init__(self, account: Account[int]) -> None:
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         self.held = 0
         self._own = soft // OWN_PART
-        self._fs = fs
-        fs.set_aside(self._own)
+        self._account = account
+        account.record(self._own)
 
     def has(self, count: int) -> bool:
         """Return whether so many more may be taken."""
-        return self._beyond(count) <= max(0, self._fs.spare)
+        return self._beyond(count) <= self._account.left
 
     def hold(self, count: int) -> None:
         """Count so many more as held; fewer if negative."""
-        beyond = self._beyond(count)
-        if beyond:
-            self._fs.set_aside(beyond)
+        self._account.record(self._beyond(count))
         self.held += count
 
     def _beyond(self, count: int) -> int:
@@ -131,17 +129,17 @@ class Slots:
 
     Args:
         limit: slots of the host.
-        fs: has the account of the host's descriptors.
+        account: the descriptors of the host.
 
     Attributes:
         descriptors: ToolExec's account of them.
     """
 
-    def __init__(self, limit: int, fs: Filesystem) -> None:
+    def __init__(self, limit: int, account: Account[int]) -> None:
         self.limit = limit
         self.guaranteed = max(1, min(GUARANTEED_SLOTS, limit // 8))
         self.used = 0
-        self.descriptors = Descriptors(fs)
+        self.descriptors = Descriptors(account)
 
     def take(self, of_child: int) -> None:
         """Take a slot for a child that has ``of_child`` already.

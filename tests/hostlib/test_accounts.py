@@ -137,6 +137,7 @@ class Tree(RuleBasedStateMachine):
             if one.limit is not None:
                 assert one.reserved <= max(0, one.limit - one.used)
                 assert one.left == max(0, one.limit - one.used) - one.reserved >= 0
+                assert one.excess == max(0, one.used - one.limit)
 
     @invariant()
     def no_admission_passes_a_limit(self) -> None:
@@ -190,3 +191,24 @@ def test_a_negative_charge_needs_no_room(limit: int | None) -> None:
     account.record(9)
     assert account.charge(-20)
     assert account.used == -11
+
+
+# spec S7: a child that was restored, or began before its host's account was known.
+def test_an_account_that_joins_another_brings_its_use() -> None:
+    host: Account[int] = Account(None, 10)
+    child: Account[int] = Account()
+    client = Account(child)
+    client.record(7)
+    child.join(host)
+    assert host.used == 7
+    assert client.charge(3)
+    assert not client.charge(1)
+    assert (host.refused, host.left, host.excess) == (1, 0, 0)
+
+
+def test_a_use_is_given_back_at_the_end_of_its_block() -> None:
+    host: Account[int] = Account(None, 2)
+    child = Account(host)
+    with child.holding(5):
+        assert [(one.used, one.excess) for one in child.path()] == [(5, 0), (5, 3)]
+    assert [one.used for one in child.path()] == [0, 0]

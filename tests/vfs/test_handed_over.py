@@ -17,6 +17,7 @@ from vfs.clients import (
     OpenFile,
     Tables,
 )
+from vfs.filesystem import ATTACHED_DESCRIPTORS, OWN_DESCRIPTORS
 from vfs.handover import Numbered, Numbering
 from vfs.ledger import Ledger, LedgerState
 from vfs.places import Place, PlaceState, close_places
@@ -134,6 +135,7 @@ def test_a_client_is_the_same_afterwards(tmp_path: Path) -> None:
     client = Client("c2", "child-1:attached", policy, Ledger(above, files=3), parent)
     parent.pid = 12
     client.ledger.size_bytes.charge(40)
+    client.ledger.open_files.charge(2)
     client.ledger.before = (1, 2, 3)
     again: Client | None = None
     for before in (parent, client):
@@ -148,5 +150,8 @@ def test_a_client_is_the_same_afterwards(tmp_path: Path) -> None:
             assert (one.limit, one.used) == (other.limit, other.used)
         for name in ("before", "max_file_bytes", "bounds_size", "bounds_files"):
             assert getattr(ours, name) == getattr(theirs, name), name
+        world.fs.enter(after)
         again = after
+    held = OWN_DESCRIPTORS + ATTACHED_DESCRIPTORS
+    assert world.fs.descriptor_account.used == held + 2
     world.close()

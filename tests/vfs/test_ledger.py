@@ -45,6 +45,7 @@ class Room:
         self.world = world
         self.fs: Filesystem = world.fs
         self.top = Ledger(None, **limits)
+        self.top.open_files.join(world.fs.descriptor_account)
         self.policy = world.policy()
         self.client = self.connect()
 
@@ -103,8 +104,9 @@ def test_open_files_are_bounded(world: World) -> None:
 # attack 18: over all clients.
 def test_the_host_keeps_a_reserve(world: World) -> None:
     room = Room(world)
-    most = 2 + 2 * OWN_DESCRIPTORS
-    room.fs = world.fs = Filesystem(max_host_files=most)
+    account = room.fs.descriptor_account
+    before = account.used
+    account.limit = before + 2 + 2 * OWN_DESCRIPTORS
     one, other = room.connect(), room.connect()
     for client in (one, other):
         room.fs.open(client, b"file", b"r", False)
@@ -112,13 +114,14 @@ def test_the_host_keeps_a_reserve(world: World) -> None:
     room.fs.disconnect(other, "test")
     room.fs.open(one, b"file", b"r", False)
     room.fs.disconnect(one, "test")
-    assert room.fs.max_host_files == most
+    assert account.used == before
 
 
 # attack 18, S7: connections are descriptors too, and so is what is staged.
 def test_connections_are_kept_from_the_reserve(staging: Room) -> None:
     room = staging
-    room.fs.max_host_files = most = 3 + 2 * ATTACHED_DESCRIPTORS
+    account = room.fs.descriptor_account
+    account.limit = OWN_DESCRIPTORS + 3 + 2 * ATTACHED_DESCRIPTORS
     attached = [room.connect(room.client) for _ in range(2)]
     room.open(b"staged", b"w")  # with the directory that it will be in
     room.open(b"file", b"r")
@@ -128,7 +131,7 @@ def test_connections_are_kept_from_the_reserve(staging: Room) -> None:
     room.connect(room.client)
     refused(lambda: room.connect(room.client), errno.EMFILE)
     room.fs.disconnect(room.client, "test")
-    assert room.fs.max_host_files == most + OWN_DESCRIPTORS
+    assert account.used == 0
 
 
 # spec S7

@@ -627,13 +627,13 @@ async def test_a_childs_connections_are_bounded(
 
 # attack 18: where the host lacks descriptors a child has one, and its next when it can.
 async def test_connections_are_of_the_account_that_files_are_of(stage: Stage) -> None:
-    fs, door = stage.host.fs, await open_door(stage)
-    fs.set_aside(fs.spare)
+    account, door = stage.host.fs.descriptor_account, await open_door(stage)
+    account.limit = account.used
     async with await door.connect() as stream:
         await stream.send_all(door.request(ask("!hang")))
         await stage.provider.wait_for(1)
         assert (await door.ask(ask("a")))[0] == 503
-    await eventually(lambda: fs.spare == 0)
+    await eventually(lambda: account.used == account.limit)
     assert (await door.ask(ask("a")))[0] == 200
 
 

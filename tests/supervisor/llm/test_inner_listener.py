@@ -160,7 +160,7 @@ async def test_a_token_opens_its_own_account_by_whatever_way(stage: Stage) -> No
 
 @pytest.mark.nobody
 async def test_what_a_child_has_begun_ends_with_it(stage: Stage) -> None:
-    spare = stage.host.fs.spare
+    used = stage.host.fs.descriptor_account.used
     statistics = stage.endpoint.statistics
     one, other = await open_puppet(stage), await open_puppet(stage)
     await one.do("hold(3)")
@@ -176,7 +176,7 @@ async def test_what_a_child_has_begun_ends_with_it(stage: Stage) -> None:
     assert await other.do("get(sock=held[0])") == 200
     await other.leave()
     await eventually(lambda: not statistics().connections and not listeners(stage))
-    assert stage.host.fs.spare == spare
+    assert stage.host.fs.descriptor_account.used == used
 
 
 # A process outside may hold an end of a connection that the child has made: the host

@@ -401,7 +401,7 @@ async def test_an_export_counts_among_the_files_that_a_host_has_open(
     hall: Hall, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     process = at(hall)
-    monkeypatch.setattr(hall.fs, "max_host_files", 0)
+    monkeypatch.setattr(hall.fs.descriptor_account, "limit", 0)
     answer = await asking(process, "fd_to_file", fd="fd:1", file_path="a")
     assert failed(answer)[2] == "Cannot write to file: Too many open files"
     assert os.listdir(hall.root) == []

@@ -274,16 +274,17 @@ async def test_the_environment_names_the_proxy_if_that_is_asked_for(
 # I1: all of it is told of while the child runs, and closed when it has ended.
 @pytest.mark.nobody
 async def test_what_the_host_holds_of_a_child_ends_with_it(scene: Scene) -> None:
-    spare = scene.stage.host.fs.spare
+    account = scene.stage.host.fs.descriptor_account
+    used = account.used
     puppet = await scene.puppet()
     network = scene.service.network_of(puppet.child.id)
     assert network is not None
     held = scene.held()
     assert len(held & descriptors()) >= 3 + 2 * 3 + 2 * STOCK
-    assert scene.stage.host.fs.spare <= spare - len(held)
+    assert account.used >= used + len(held)
     await puppet.kill()
     assert scene.service.network_of(puppet.child.id) is None
-    assert scene.stage.host.fs.spare == spare
+    assert account.used == used
     assert not held & descriptors()
 
 
@@ -325,7 +326,8 @@ async def test_an_address_that_is_allowed_live_can_be_connected_to(
 @pytest.mark.nobody
 async def test_more_ports_than_the_stock_can_be_allowed_live(scene: Scene) -> None:
     puppet = await scene.puppet()
-    spare = scene.stage.host.fs.spare
+    account = scene.stage.host.fs.descriptor_account
+    used = account.used
     held = len(scene.held())
     ports = range(8000, 8000 + 3 * STOCK)
     rule = f"example.com:{','.join(map(str, ports))}"
@@ -337,7 +339,7 @@ async def test_more_ports_than_the_stock_can_be_allowed_live(scene: Scene) -> No
     assert set(ports) <= set(listening)
     # They are in the table, and in the account of what is left for files.
     now = len(scene.held())
-    assert now - held == spare - scene.stage.host.fs.spare > 0
+    assert now - held == account.used - used > 0
     await puppet.kill()
     assert not scene.held()
 

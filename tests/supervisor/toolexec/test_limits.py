@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 import trio
 
+from hostlib.accounts import Account
 from supervisor.toolexec import connection, server, slots
 from supervisor.toolexec.slots import BusyError, ConnectionPlaces, Descriptors, Slots
 from tests.helpers.stage import eventually
@@ -23,7 +24,6 @@ from tests.helpers.toolscene import (
     receive_all,
     send,
 )
-from vfs.filesystem import Filesystem
 
 pytestmark = pytest.mark.slow
 
@@ -60,7 +60,7 @@ async def test_stalled_executions_of_one_child_leave_others_alone(scene: Scene) 
 
 
 def test_a_slot_is_there_for_a_child_that_has_few() -> None:
-    slots = Slots(16, Filesystem())
+    slots = Slots(16, Account())
     for count in range(16):
         slots.take(count)
     with pytest.raises(BusyError):
@@ -289,7 +289,7 @@ def test_listeners_share_a_quarter_of_the_descriptors(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (160, 160))
-    places = ConnectionPlaces(Descriptors(Filesystem()))
+    places = ConnectionPlaces(Descriptors(Account()))
     places.listeners = 5
     places.taken = 39
     assert places.has_one(39)

@@ -11,13 +11,14 @@ __all__ = ["stage"]
 
 
 # attack 18
-async def test_descriptors_of_a_workspace_are_set_aside(
+async def test_descriptors_of_a_workspace_are_charged(
     stage: Stage, tmp_path: Path
 ) -> None:
     base = tmp_path / "repo"
     base.mkdir()
     use = prepare_use(str(base), "review", str(tmp_path / "workspaces"), "w")
-    before = stage.host.fs.spare
+    account = stage.host.fs.descriptor_account
+    before = account.used
     child = await stage.sh(
         "exec sleep 600",
         cwd=str(base),
@@ -28,9 +29,9 @@ async def test_descriptors_of_a_workspace_are_set_aside(
     )
     words = [word for _, word in child.descriptors() if word.startswith("workspace")]
     assert len(words) >= 2
-    taken = before - stage.host.fs.spare
+    taken = account.used - before
     assert taken >= OWN_DESCRIPTORS + len(words)
     child.stop(0)
     await child.wait_gone()
-    assert stage.host.fs.spare == before
+    assert account.used == before
     stage.assert_nothing_left()

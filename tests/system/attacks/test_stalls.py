@@ -203,7 +203,7 @@ async def test_a_child_that_opens_too_much_sees_an_error(stage: Stage) -> None:
 # attack 18: what all children together may open leaves the host its reserve.
 async def test_the_host_keeps_descriptors_for_itself(stage: Stage) -> None:
     (stage.root / "a").write_bytes(b"x")
-    stage.host.fs.max_host_files = 300 + 2 * OWN_DESCRIPTORS
+    stage.host.fs.descriptor_account.limit = 300 + 2 * OWN_DESCRIPTORS
     first, second = await stage.puppet(), await stage.puppet()
     assert len(await first.do("[opened(b'a') for _ in range(256)]")) == 256
     got = await second.do("[opened(b'a') for _ in range(50)]")
