@@ -102,11 +102,11 @@ def open_fds(
         if before is None and (count := service.store.files.remove_all_but(())):
             text = f"Removed {count} contents that a dead host has left"
             host.log.write("INFO", text, contents=count)
-        host.fs.descriptor_account.record(MOST_DESCRIPTORS)
         host.services.fds = service
         host.holders.add(service.descriptors)
         try:
-            yield service
+            with host.fs.descriptor_account.holding(MOST_DESCRIPTORS):
+                yield service
         finally:
             host.services.fds = None
             host.holders.discard(service.descriptors)
