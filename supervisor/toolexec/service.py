@@ -331,6 +331,7 @@ class ToolExec:
     def close(self) -> None:
         """Free the parts that belong to no child."""
         os.close(self._null_fd)
+        self.slots.descriptors.close()
 
     def descriptors(self) -> Iterator[tuple[int, str]]:
         """Yield its descriptors of the host, with a word for each."""

@@ -39,10 +39,10 @@ SHORTAGE_TOLD_S = 5.0
 
 
 class Descriptors:
-    """The descriptors and places of one host's ToolExec.
+    """The descriptors of one host's ToolExec: its own part, and those beyond it.
 
     Args:
-        account: the descriptors of the host.
+        account: of the host; charged for the own part until `close`, used or not.
 
     Attributes:
         held: their number, those about to be taken included.
@@ -63,6 +63,10 @@ class Descriptors:
         """Count so many more as held; fewer if negative."""
         self._account.record(self._beyond(count))
         self.held += count
+
+    def close(self) -> None:
+        """Give all of them back."""
+        self._account.record(-max(self._own, self.held))
 
     def _beyond(self, count: int) -> int:
         """Return how many of them other parts of the host would lose."""

@@ -366,14 +366,13 @@ async def open_stage(
                     _open_fds(services, stage, fds)
                 if tools is not None:
                     await _open_tools(services, stage, tools, toolexec or {})
-                descriptors = stage.host.fs.descriptor_account.used
                 try:
                     yield stage
                 finally:
                     await stage.host.stop(grace_s=0.0)
                 await stage.end_clients()
-                assert stage.host.fs.descriptor_account.used == descriptors
             await stage.assert_closed()
+            assert stage.host.fs.descriptor_account.used == 0
         if processes:
             left = left_over(before, holdings())
             assert not left, "left behind by the host: " + "; ".join(left)

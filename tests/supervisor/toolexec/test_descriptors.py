@@ -44,6 +44,8 @@ def test_files_leave_tools_their_part(account: Account[int]) -> None:
     assert (account.left, account.excess) == (0, 0)
     held.hold(-103)
     assert account.left == 3
+    held.close()
+    assert account.left == 103
 
 
 # attack 18: it goes beyond that for who has nothing yet, and the files' part is less then.
