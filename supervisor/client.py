@@ -44,6 +44,10 @@ __all__ = [
     "WorkspaceRow",
 ]
 
+NEXT_PROGRAM_S = 60.0
+"""How long the next program of a host may take to answer: it imports its modules first,
+which takes a second, and more on a busy machine."""
+
 T = TypeVar("T")
 
 
@@ -323,7 +327,8 @@ class HostClient:
         except ControlError:
             # No answer is a good one: the program that was asked is gone.  The next
             # one takes the connection that waits at the same socket.
-            if self.stats()["generation"] <= before:
+            row = call(self.path, "stats", timeout_s=NEXT_PROGRAM_S)
+            if row["generation"] <= before:
                 raise
         return before + 1
 
