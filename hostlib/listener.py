@@ -3,12 +3,12 @@
 Rules of this file.
 
 1. A process that lacks a descriptor, memory or an epoll watch for a moment listens on,
-   and new connections wait in the kernel's queue.  Each such failure can be reported.
+   and new connections wait in the kernel's queue.  The log tells of it once a minute.
 2. If the number of connections is bounded, the one that idles longest makes room, once.
 3. A fault of one connection ends that connection only.
 
-``Server`` is the loop of most listeners.  A listener whose connections last a millisecond
-has its own loop over ``accept_socket``.
+``Server`` is the loop of a single listener, ``hostlib.listener_set`` that of many.  One
+whose connections last a millisecond has its own loop over ``accept_socket``.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Generic, NoReturn, Protocol, TypeVar
 
 import trio
 
+from hostlib.event_rate import EventRate
 from hostlib.linux.epoll import NO_WATCH
 from hostlib.log import Log, place_of
 
@@ -55,6 +56,30 @@ OF_ONE_CONNECTION = frozenset(
 """Errors of accept(2) on Linux that concern the new connection, not the listener."""
 
 
+_SHORTAGES_PER_S = 1 / 60
+
+
+class ShortageReport:
+    """Logs, once a minute, that the process lacks a resource for a connection.
+
+    Args:
+        log: the host's log.
+        what: the name of the service.
+    """
+
+    def __init__(self, log: Log, what: str) -> None:
+        self._log = log
+        self._what = what
+        self._rate = EventRate(1, _SHORTAGES_PER_S)
+
+    def tell(self, why: OSError) -> None:
+        """Log a failure to accept, unless one was logged in the last minute."""
+        if self._rate.take(trio.current_time()):
+            text = f"{self._what}: cannot accept a connection: {why.strerror}"
+            text = f"{text}; those that come wait"
+            self._log.write("ERROR", text, reason=why.strerror)
+
+
 class Idler(Protocol):
     """A connection; ``idle_since`` is None while a request is being handled."""
 
@@ -86,13 +111,11 @@ def listener_on(fd: int) -> trio.SocketListener:
     return trio.SocketListener(trio.socket.from_stdlib_socket(socket.socket(fileno=fd)))
 
 
-async def accept(listener: trio.SocketListener) -> trio.SocketStream:
-    """Wait for the next connection and return its stream.
-
-    Raises:
-        OSError: the listener cannot be used any more.
-    """
-    return await _retry_accept(listener.accept, lambda _: None)
+async def accept(
+    listener: trio.SocketListener, tell: Callable[[OSError], None]
+) -> trio.SocketStream:
+    """Wait for the next connection and return its stream; see ``accept_socket``."""
+    return await _retry_accept(listener.accept, tell)
 
 
 async def accept_socket(
@@ -200,6 +223,7 @@ class Server(Generic[S]):
         self._serve = serve
         self._log = log
         self._what = what
+        self._shortages = ShortageReport(log, what)
 
     async def run(self) -> NoReturn:
         """Accept connections and serve them until cancelled.
@@ -209,7 +233,8 @@ class Server(Generic[S]):
         """
         async with trio.open_nursery() as nursery:
             while True:
-                connection = self._enter(await accept(self._listener))
+                stream = await accept(self._listener, self._shortages.tell)
+                connection = self._enter(stream)
                 self.connections.add(connection)
                 nursery.start_soon(self._serve_to_end, connection)
 

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 import trio
 
-from hostlib.event_rate import EventRate
 from hostlib.listener import (
     ACCEPT_PAUSE_S,
     OUT_OF_RESOURCES,
+    ShortageReport,
     accept_waiting,
     contain_fault,
 )
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
 BATCH = 16
 """Connections that are accepted in a turn of the loop."""
-
-_SHORTAGES_PER_S = 1 / 60
 
 
 class _Listener(NamedTuple):
@@ -54,7 +52,6 @@ class ListenerSet:
 
     def __init__(self, what: str) -> None:
         self._what = what
-        self._shortages = EventRate(1, _SHORTAGES_PER_S)
         self._epoll = select.epoll()
         self._listeners: dict[int, _Listener] = {}
         self._unwatched: set[int] = set()
@@ -97,6 +94,7 @@ class ListenerSet:
         Args:
             log: told what the process lacks for a connection, once a minute.
         """
+        shortages = ShortageReport(log, self._what)
         try:
             while True:
                 await self._wait_ready()
@@ -105,7 +103,7 @@ class ListenerSet:
                     try:
                         self._accept(fd, log)
                     except OSError as why:
-                        self._tell(log, why)
+                        shortages.tell(why)
                         await trio.sleep(ACCEPT_PAUSE_S)
                         break
         finally:
@@ -162,8 +160,3 @@ class ListenerSet:
                 except BaseException:
                     sock.close()
                     raise
-
-    def _tell(self, log: Log, why: OSError) -> None:
-        if self._shortages.take(trio.current_time()):
-            text = f"{self._what}: cannot accept a connection: {why.strerror}"
-            log.write("ERROR", f"{text}; those that come wait")

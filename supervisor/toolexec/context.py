@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from hostlib.fairness import Share
 from hostlib.handover import Gate
+from hostlib.listener import ShortageReport
 from hostlib.log import put_line
 from hostlib.messages import is_json_log, json_line
 from protocol.toolexec import requests
@@ -42,6 +43,7 @@ class Context:
     Attributes:
         tokens: the owners of requests.
         places: bound the connections of all listeners.
+        shortages: tells that no connection can be accepted.
         lookout: watches slow starts of tools.
         heads: the turn for parsing large heads (``Server``).
         gate: shut while the host is being replaced.
@@ -61,6 +63,7 @@ class Context:
         self.log = log
         self.tokens: Tokens[ChildExecutions] = Tokens()
         self.places = ConnectionPlaces(descriptors)
+        self.shortages = ShortageReport(log, "toolexec")
         self.lookout = Lookout()
         self.heads = Share()
         self.gate = Gate()

@@ -124,8 +124,9 @@ class Server:
     ) -> None:
         """Accept a connection and serve it, while another task accepts the next.
 
-        It is served at once, and not a turn of the loop later. A task that has served
-        accepts next if no other waits; so no new task is made.
+        It is served at once, and not a turn of the loop later, as it would be with
+        ``hostlib.listener.Server`` (ADR 9). A task that has served accepts next if no
+        other waits; so no new task is made.
         """
         while True:
             sock = await self._next_socket(plain)
@@ -141,7 +142,7 @@ class Server:
         while len(self._refused) >= MAX_REFUSED and not self._can_make_room():
             self._room = trio.Event()
             await self._room.wait()
-        return await accept_socket(plain, self._tell_of_shortage)
+        return await accept_socket(plain, self._context.shortages.tell)
 
     async def _serve(self, sock: socket.socket) -> None:
         hold_place = self._hold_place if self.is_shared else hold_no_place
@@ -159,12 +160,6 @@ class Server:
         return self._context.places.has_one(len(among)) or any(
             one.idle_since is not None for one in among.values()
         )
-
-    def _tell_of_shortage(self, why: OSError) -> None:
-        if self._context.places.is_shortage_news():
-            text = f"toolexec: cannot accept a connection: {why.strerror}"
-            text = f"{text}; those that come wait"
-            self._context.log.write("ERROR", text, reason=why.strerror)
 
     async def _own(
         self, connection: Connection, task: Task | None = None, unsent: bytes = b""

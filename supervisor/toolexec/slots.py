@@ -15,8 +15,6 @@ from __future__ import annotations
 import resource
 from typing import TYPE_CHECKING
 
-import trio
-
 if TYPE_CHECKING:
     from hostlib.accounts import Account
 
@@ -33,9 +31,6 @@ MAX_CONNECTIONS = 256
 
 MIN_CONNECTIONS = 4
 """The listeners' part of the descriptors, however many listeners there are."""
-
-SHORTAGE_TOLD_S = 5.0
-"""Time between two lines of log about a shortage of descriptors."""
 
 
 class Descriptors:
@@ -89,7 +84,6 @@ class ConnectionPlaces:
         self.descriptors = descriptors
         self.listeners = 0
         self.taken = 0
-        self._told_at = -SHORTAGE_TOLD_S
 
     def has_one(self, held: int) -> bool:
         """Return whether a listener with so many connections may have one more."""
@@ -106,14 +100,6 @@ class ConnectionPlaces:
         """Take so many; give them back if negative."""
         self.taken += count
         self.descriptors.hold(count)
-
-    def is_shortage_news(self) -> bool:
-        """Return whether a shortage of descriptors is to be logged now."""
-        now = trio.current_time()
-        if now - self._told_at < SHORTAGE_TOLD_S:
-            return False
-        self._told_at = now
-        return True
 
 
 GUARANTEED_SLOTS = 8

@@ -302,7 +302,7 @@ async def test_a_hundred_connections_that_come_and_go_leave_nothing(path: str) -
 
 
 async def test_too_few_descriptors_only_pause_the_listener(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     accept = trio.SocketListener.accept
     refusals = [errno.EMFILE, errno.ENFILE]
@@ -317,6 +317,8 @@ async def test_too_few_descriptors_only_pause_the_listener(
     async with controlled(stage) as path:
         assert await ask(path, "ps") == []
     assert not refusals
+    text = "the control socket: cannot accept a connection: no descriptor"
+    assert capfd.readouterr().err.count(f"{text}; those that come wait") == 1
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
