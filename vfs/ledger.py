@@ -131,7 +131,7 @@ class Ledger:
             None before the first look (``vfs.growth``).
         open: open files whose growth is bounded, of the whole tree of ledgers.
         too_large: number of refusals by its own bound on the size of a file.
-        memory_bytes: memory that requests have reserved; in the topmost ledger only.
+        memory: account of the memory that requests have reserved, of the whole tree.
         threads: bounds the worker threads of the whole tree of ledgers.
         sends: bounds the large files that are sent in one turn of the loop, for the
             whole tree; in the topmost ledger only.
@@ -148,7 +148,7 @@ class Ledger:
         "clients",
         "files",
         "max_file_bytes",
-        "memory_bytes",
+        "memory",
         "open",
         "open_files",
         "parent",
@@ -178,16 +178,17 @@ class Ledger:
         self.bounds_size = size_bytes is not None or file_bytes is not None
         self.bounds_files = files is not None
         self.before: tuple[int, int, int] | None = None
-        self.memory_bytes = 0
         self.open = OpenSet()
         self.turn: Turn | None = None
         if parent is None:
+            self.memory: Account[int] = Account(None, MOST_MEMORY_BYTES)
             self._threads: trio.CapacityLimiter | None = None
             self._sends: trio.CapacityLimiter | None = None
         else:
             self.bounds_size |= parent.bounds_size
             self.bounds_files |= parent.bounds_files
             self.open = parent.open
+            self.memory = parent.memory
             self.turn = parent.turn
             bounds = (file_bytes, parent.max_file_bytes)
             self.max_file_bytes = min(

@@ -20,6 +20,7 @@ import mmap
 import os
 from typing import TYPE_CHECKING, Final, Self
 
+from hostlib.accounts import Account
 from hostlib.threads import in_background
 from hostlib.unnamed_files import open_unnamed
 from vfs.ledger import MOST_MEMORY_BYTES, Ledger
@@ -182,8 +183,9 @@ class PayloadBudget:
     Attributes:
         limit_bytes: most memory of payloads; beyond it they go to files.
         used_bytes: memory that payloads may fill now.
+        requests: account of the memory that requests have reserved; those of children
+            are beneath it.
         spooled: number of payloads that went to a file so far.
-        reserved_bytes: memory that requests have reserved now.
         on_freed: called when the last reservation of a large sum has ended.
     """
 
@@ -194,7 +196,7 @@ class PayloadBudget:
         "_spool_dir",
         "limit_bytes",
         "on_freed",
-        "reserved_bytes",
+        "requests",
         "spooled",
         "used_bytes",
     )
@@ -203,11 +205,11 @@ class PayloadBudget:
         self, limit_bytes: int = DEFAULT_BUDGET_BYTES, spool_dir: str | None = None
     ) -> None:
         self.limit_bytes = limit_bytes
+        self.used_bytes = 0
+        self.requests = Account(None, CHILDREN * MOST_MEMORY_BYTES)
         self._spool_dir = spool_dir
         self._free: dict[int, list[mmap.mmap]] = {size: [] for size, _ in _CLASSES}
         self._scratch = bytearray(SCRATCH_BYTES)
-        self.used_bytes = 0
-        self.reserved_bytes = 0
         self._most_reserved = 0
         self.on_freed: Callable[[], object] | None = None
         self.spooled = 0
@@ -244,15 +246,16 @@ class PayloadBudget:
         Raises:
             OSError: ``ENOMEM``: the child or the host has too little memory left.
         """
-        reservation = MemoryReservation(self, ledger)
+        if ledger.memory.parent is None:
+            ledger.memory.join(self.requests)
+        reservation = MemoryReservation(self, ledger.memory)
         reservation.resize(size_bytes)
         return reservation
 
-    def note_reserved(self, more: int) -> None:
-        """Add to the reserved memory; a negative number gives back."""
-        self.reserved_bytes += more
-        self._most_reserved = max(self._most_reserved, self.reserved_bytes)
-        if not self.reserved_bytes:
+    def note_change(self) -> None:
+        """Call ``on_freed`` if the last reservation of a large sum has ended."""
+        self._most_reserved = max(self._most_reserved, self.requests.used)
+        if not self.requests.used:
             if self._most_reserved > MUCH_BYTES and self.on_freed is not None:
                 self.on_freed()
             self._most_reserved = 0
@@ -284,13 +287,11 @@ class MemoryReservation:
         size_bytes: its present size.
     """
 
-    __slots__ = ("_budget", "_ledger", "size_bytes")
+    __slots__ = ("_account", "_budget", "size_bytes")
 
-    def __init__(self, budget: PayloadBudget, ledger: Ledger) -> None:
+    def __init__(self, budget: PayloadBudget, account: Account[int]) -> None:
         self._budget = budget
-        while ledger.parent is not None:  # the topmost one counts for all beneath it
-            ledger = ledger.parent
-        self._ledger = ledger
+        self._account = account  # of the child, beneath that of the host
         self.size_bytes = 0
 
     def __enter__(self) -> Self:
@@ -301,7 +302,14 @@ class MemoryReservation:
 
     def add(self, size_bytes: int) -> None:
         """Reserve more for an answer, also from ``ANSWER_BYTES``; raise as ``resize``."""
-        self._change(size_bytes, MOST_MEMORY_BYTES + ANSWER_BYTES)
+        self._account.record(size_bytes)
+        child, host = self._account.path()
+        if size_bytes > 0 and (
+            child.excess > ANSWER_BYTES or host.excess > CHILDREN * ANSWER_BYTES
+        ):
+            self._account.record(-size_bytes)
+            raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+        self._note(size_bytes)
 
     def raise_to(self, size_bytes: int) -> None:
         """Reserve at least this size in all; raise as ``resize``."""
@@ -313,19 +321,14 @@ class MemoryReservation:
         Raises:
             OSError: ``ENOMEM``: there is no room for more; nothing has changed.
         """
-        self._change(size_bytes - self.size_bytes, MOST_MEMORY_BYTES)
-
-    def _change(self, more: int, most_bytes: int) -> None:
-        """Reserve more, if the child then has at most ``most_bytes``."""
-        budget, ledger = self._budget, self._ledger
-        if more > 0 and (
-            budget.reserved_bytes + more > CHILDREN * most_bytes
-            or ledger.memory_bytes + more > most_bytes
-        ):
+        more = size_bytes - self.size_bytes
+        if not self._account.charge(more):
             raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
-        ledger.memory_bytes += more
-        budget.note_reserved(more)
+        self._note(more)
+
+    def _note(self, more: int) -> None:
         self.size_bytes += more
+        self._budget.note_change()
 
     def close(self) -> None:
         """Release the reservation; safe to call twice."""

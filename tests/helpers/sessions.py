@@ -330,8 +330,8 @@ class Hall:
         assert not self.ledger.open_files.used
         assert not self.ledger.clients.used
         assert self.budget.used_bytes == 0
-        assert self.budget.reserved_bytes == 0
-        assert self.ledger.memory_bytes == 0
+        assert self.budget.requests.used == 0
+        assert self.ledger.memory.used == 0
         return self
 
     async def leave(self) -> None:

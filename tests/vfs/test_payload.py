@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import gc
+import mmap
 import os
 import random
 import tempfile
@@ -157,6 +158,19 @@ def test_a_spool_that_cannot_be_made(
     assert budget.spooled == 0
 
 
+def test_a_mapping_that_cannot_be_made_costs_nothing(
+    budget: PayloadBudget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_more(*_: object) -> mmap.mmap:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(mmap, "mmap", no_more)
+        with pytest.raises(OSError, match="allocate"):
+            budget.begin(2 * MIB)
+    assert budget.used_bytes == 0
+
+
 # I1: a payload that is dropped half-way gives everything back.
 @pytest.mark.parametrize("size", [1000, 500_000, 3 * MIB, 5 * MIB])
 def test_a_payload_that_is_dropped(budget: PayloadBudget, size: int) -> None:
@@ -230,16 +244,16 @@ def test_a_child_reserves_so_much_for_all_its_clients() -> None:
             budget.reservation(top, MOST_MEMORY_BYTES // 2)
         with pytest.raises(OSError, match="Cannot allocate memory"):
             held.raise_to(MOST_MEMORY_BYTES + 1)
-        assert top.memory_bytes == budget.reserved_bytes == MOST_MEMORY_BYTES // 4 * 3
+        assert top.memory.used == budget.requests.used == MOST_MEMORY_BYTES // 4 * 3
         budget.reservation(top, MOST_MEMORY_BYTES // 4).close()
-    assert top.memory_bytes == budget.reserved_bytes == 0
+    assert top.memory.used == budget.requests.used == 0
 
 
 # attack 42, spec S7
 def test_what_one_child_reserves_another_has_as_well() -> None:
     budget = PayloadBudget()
     freed = []
-    budget.on_freed = lambda: freed.append(budget.reserved_bytes)
+    budget.on_freed = lambda: freed.append(budget.requests.used)
     held = [budget.reservation(Ledger(), MOST_MEMORY_BYTES) for _ in range(CHILDREN)]
     with pytest.raises(OSError, match="Cannot allocate memory"):
         budget.reservation(Ledger(), 1)
@@ -266,7 +280,7 @@ def test_what_requests_reserve_leaves_room_for_answers() -> None:
         with pytest.raises(OSError, match="Cannot allocate memory"):
             held.add(1)
         other.add(1 - ANSWER_BYTES)
-    assert ledger.memory_bytes == budget.reserved_bytes == 0
+    assert ledger.memory.used == budget.requests.used == 0
 
 
 # attack 42, spec S7
@@ -279,4 +293,4 @@ def test_what_all_children_reserve_leaves_room_for_answers() -> None:
     answer.add(ANSWER_BYTES)
     for one in (*held, answer):
         one.close()
-    assert budget.reserved_bytes == 0
+    assert budget.requests.used == 0
