@@ -99,7 +99,8 @@ unit: $(STAMP)  ## the quick tests of one package: make unit PKG=vfs, PKG=superv
 	$(BIN)/python -m pytest -q -m "not slow and not chaos" tests/$(PKG) $(ARGS)
 
 quick: $(STAMP)  ## the quick tests of all packages
-	$(BIN)/python -m pytest -q $(PARALLEL) -m "not slow and not chaos" $(ARGS)
+	$(BIN)/python -m pytest -q $(PARALLEL) -m "not slow and not chaos" \
+	  --ignore=tests/system --ignore=tests/agents $(ARGS)
 
 format: $(STAMP)
 	$(BIN)/ruff format --check .

@@ -1,4 +1,4 @@
-"""The connections to a provider: those of the HTTP library, and what is told of them.
+"""The connections to a provider, made by the HTTP library.
 
 Rules of this file.
 

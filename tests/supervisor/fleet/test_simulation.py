@@ -31,6 +31,7 @@ def test_the_rules_hold_under_faults() -> None:
 
 
 # spec FL4, FL6 and FL7
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*BROKEN, *BROKEN_LIVES])
 def test_a_rule_that_is_left_out_is_found(name: str) -> None:
     rules = {**BROKEN, **BROKEN_LIVES}[name]

@@ -19,7 +19,7 @@ PATHS = ("/v1/chat/completions", "/v1/responses", "/v1/messages")
 @pytest.fixture
 def no_collector() -> Iterator[None]:
     """Have nothing freed but what nothing holds: a circle would stay."""
-    gc.freeze()  # what other tests have left takes a second to look through
+    gc.freeze()  # a look at the objects of other tests takes a second
     gc.disable()
     yield
     gc.enable()

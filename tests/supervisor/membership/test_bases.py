@@ -196,6 +196,7 @@ async def test_a_base_is_fetched_once_for_all_children(tmp_path: Path) -> None:
 
 
 # A daemon runs for months, and each child may bring a base of its own.
+@pytest.mark.slow
 async def test_nothing_is_kept_of_a_base_that_no_child_has(tmp_path: Path) -> None:
     peers = Peers(b"")
     keeper = BaseKeeper(node(tmp_path / "b"), peers.items)

@@ -183,6 +183,8 @@ def test_a_signal_handler_cannot_come_between(client: Client, host: FakeHost) ->
     caught: list[int | None] = []
 
     def handle(*_: object) -> None:
+        if caught:
+            return
         try:
             client.caps()
         except door.FsProxyError as why:
@@ -191,7 +193,9 @@ def test_a_signal_handler_cannot_come_between(client: Client, host: FakeHost) ->
 
     def interrupt() -> None:
         gate.reached.wait()
-        signal.pthread_kill(main, signal.SIGUSR1)
+        # One that comes just before recv(2) is handled after it.
+        while not gate.opened.wait(0.05):
+            signal.pthread_kill(main, signal.SIGUSR1)
 
     main = threading.get_ident()
     before = signal.signal(signal.SIGUSR1, handle)
@@ -215,12 +219,18 @@ def test_an_interrupted_request_gives_the_connection_up(
     class InterruptedHereError(Exception):
         pass
 
+    came = threading.Event()
+
     def handle(*_: object) -> None:
-        raise InterruptedHereError
+        if not came.is_set():
+            came.set()
+            raise InterruptedHereError
 
     def interrupt() -> None:
         gate.reached.wait()
-        signal.pthread_kill(main, signal.SIGUSR1)
+        # One that comes just before recv(2) is handled after it.
+        while not came.wait(0.05):
+            signal.pthread_kill(main, signal.SIGUSR1)
 
     main = threading.get_ident()
     before = signal.signal(signal.SIGUSR1, handle)
