@@ -181,10 +181,12 @@ def test_a_signal_handler_cannot_come_between(client: Client, host: FakeHost) ->
     # A second request inside the first one would deadlock, or take its reply.
     gate = host.gates[m.Ping] = Gate()
     caught: list[int | None] = []
+    came = threading.Event()
 
     def handle(*_: object) -> None:
-        if caught:
+        if came.is_set():
             return
+        came.set()
         try:
             client.caps()
         except door.FsProxyError as why:
@@ -194,7 +196,7 @@ def test_a_signal_handler_cannot_come_between(client: Client, host: FakeHost) ->
     def interrupt() -> None:
         gate.reached.wait()
         # One that comes just before recv(2) is handled after it.
-        while not gate.opened.wait(0.05):
+        while not came.wait(0.05):
             signal.pthread_kill(main, signal.SIGUSR1)
 
     main = threading.get_ident()
