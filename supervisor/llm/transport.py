@@ -140,7 +140,7 @@ def proxy_for(base_url: str) -> httpx2.Proxy | None:
     """Return the proxy for an address in the host's environment, if any.
 
     Raises:
-        OSError: ``EPROTONOSUPPORT``: it is no HTTP proxy.
+        OSError: it is no address of an HTTP proxy.
     """
     parts = urlsplit(base_url)
     known = getproxies()
@@ -148,12 +148,16 @@ def proxy_for(base_url: str) -> httpx2.Proxy | None:
     if not found or proxy_bypass(parts.hostname or ""):
         return None
     address = found if "://" in found else f"http://{found}"
-    scheme = urlsplit(address).scheme
-    if scheme not in ("http", "https"):
-        text = f"cannot use the proxy of the environment: {scheme!r} is no HTTP proxy"
-        advice = "set http_proxy, https_proxy or all_proxy to one, or set no_proxy"
-        raise OSError(errno.EPROTONOSUPPORT, f"{text}; {advice}")
-    return httpx2.Proxy(address)
+    try:
+        proxy = httpx2.Proxy(address)
+    except (ValueError, httpx2.InvalidURL):
+        proxy = None
+    if proxy is None or proxy.url.scheme not in ("http", "https") or not proxy.url.host:
+        # Its text may hold a password.
+        text = "cannot use the proxy of the environment: it is no HTTP proxy's address"
+        advice = f"set {parts.scheme}_proxy or all_proxy to one, or set no_proxy"
+        raise OSError(errno.EINVAL, f"{text}; {advice}")
+    return proxy
 
 
 async def break_off(pieces: AsyncIterator[bytes]) -> None:

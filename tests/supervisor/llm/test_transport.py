@@ -315,10 +315,22 @@ def test_whether_there_is_a_proxy(
     assert (None if proxy is None else proxy.url.host) == found
 
 
-def test_a_proxy_of_another_kind_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "address",
+    [
+        "socks5://user:secret@p:1080",
+        "ftp://secret",
+        "://secret",
+        "http://[secret",
+        "p:x",
+    ],
+)
+def test_a_proxy_of_another_kind_is_refused(
+    monkeypatch: pytest.MonkeyPatch, address: str
+) -> None:
     for name in ("http_proxy", "HTTP_PROXY", "no_proxy", "NO_PROXY"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("all_proxy", "socks5://user:secret@p:1080")
-    with pytest.raises(OSError, match="'socks5' is no HTTP proxy") as failed:
+    monkeypatch.setenv("all_proxy", address)
+    with pytest.raises(OSError, match="no HTTP proxy's address; set http") as failed:
         proxy_for("http://a/v1")
     assert "secret" not in str(failed.value)
