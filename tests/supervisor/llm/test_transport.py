@@ -321,7 +321,6 @@ def test_whether_there_is_a_proxy(
         "socks5://user:secret@p:1080",
         "ftp://secret",
         "://secret",
-        "http://[secret",
         "p:x",
     ],
 )
