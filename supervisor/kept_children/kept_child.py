@@ -72,7 +72,7 @@ class SharedParts(NamedTuple):
 
     Attributes:
         scratch_dir: where their private directories are made.
-        room: bounds starts: a thousand at once would hold the loop.
+        room: bounds starts (``roster.STARTS_AT_ONCE``).
     """
 
     scratch_dir: str | None
@@ -378,7 +378,17 @@ class KeptChild:
             return NOT_STARTED if child is None else await self._live(child)
 
     async def _start(self, stack: AsyncExitStack) -> Child | None:
-        """Start its process, as `_spawn` does; the stack removes what that takes."""
+        """Make its directories and pipes, and start its process.
+
+        Args:
+            stack: removes them at its end.
+
+        Returns:
+            The child; None if an order has stopped the start.
+
+        Raises:
+            OSError: the machine lacks something; the text is for `ps`.
+        """
         has_input = self.placed is not None and self.placed.program.takes_input
         options, where = self.options, self._scratch_dir
         has_user = "uid" in options.sandbox.layers

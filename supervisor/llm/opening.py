@@ -74,7 +74,8 @@ async def open_llm(
 
     Raises:
         HandoverError: the state comes from another version of the program.
-        OSError: a key or the state directory cannot be used; ``strerror`` says why.
+        OSError: a key, a proxy or the state directory cannot be used; ``strerror`` says
+            why.
     """
     await in_thread(provider.load)
     quota = section.quota

@@ -157,6 +157,9 @@ class Provider:
         turns: held by a task while it prepares a request; shared by all providers of a
             host (rule 3).
 
+    Raises:
+        OSError: the proxy of the host's environment cannot be used.
+
     Attributes:
         base_url: its address, without credentials.
         bound_name: its default member for the bound on the output.  All models of OpenAI
@@ -370,4 +373,4 @@ def _cause_text(why: BaseException) -> str:
         if text and not text.startswith("Connection error"):
             return text
         seen = seen.__cause__ or seen.__context__
-    return type(why).__name__
+    return "the connection broke"

@@ -1,6 +1,6 @@
 """How near a child is to its limits, from samples of it and its ledger.
 
-Pure: ``loop`` asks with every sample.
+Pure: ``children.child_limits`` asks with every sample.
 
 1. A limit is news once when it becomes near (``NEAR`` of it is used) and once when it
    is reached; then only after its use fell below ``WELL``.

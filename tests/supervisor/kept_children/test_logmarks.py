@@ -24,10 +24,11 @@ class Clock:
 
     def __init__(self) -> None:
         self.now_s = 1000.0
+        self.step_s = 1.0
 
     def time(self) -> float:
-        """Tell what it shows, and go on by a second."""
-        self.now_s += 1.0
+        """Tell what it shows, and go on by a step."""
+        self.now_s += self.step_s
         return self.now_s
 
 
@@ -64,7 +65,10 @@ def test_a_part_has_the_mark_that_covers_it_and_those_within(
     ] == wanted
 
 
-def test_what_comes_at_once_by_the_same_stream_shares_a_mark(tmp_path: Path) -> None:
+def test_what_comes_at_once_by_the_same_stream_shares_a_mark(
+    tmp_path: Path, clock: Clock
+) -> None:
+    clock.step_s = 0.0
     marks = Marks(str(tmp_path), 1000, 1, 0)
     for offset, stream, begins in (
         (0, OUT, True),

@@ -273,6 +273,58 @@ async def test_an_encrypted_provider_is_asked(
     assert len(served) == 2
 
 
+# Nothing is kept of calls whose clients hang up, also in the middle of a handshake.
+@pytest.mark.parametrize("way", ["direct", "tunnel"])
+async def test_a_handshake_of_a_client_that_hangs_up_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    greeted = trio.Event()
+
+    async def attend(stream: trio.SocketStream) -> None:
+        if way == "tunnel":
+            await stream.receive_some(65_536)
+            await stream.send_all(b"HTTP/1.1 200 OK\r\n\r\n")
+        assert await stream.receive_some(1) == b"\x16"  # of a ClientHello
+        greeted.set()
+        while await stream.receive_some(65_536):
+            pass
+
+    async with trio.open_nursery() as nursery:
+        (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+        nursery.start_soon(trio.serve_listeners, attend, [listener])
+        port = listener.socket.getsockname()[1]
+        for name in ("https_proxy", "HTTPS_PROXY", "no_proxy", "NO_PROXY"):
+            monkeypatch.delenv(name, raising=False)
+        if way == "tunnel":
+            monkeypatch.setenv("https_proxy", f"http://127.0.0.1:{port}")
+        url = f"https://localhost:{port}/v1"
+        async with open_model_stage(tmp_path, base_url=url) as stage:
+            line = stage.connect()
+            await line.send(chat_request(b"a"))
+            await greeted.wait()
+            line.close()
+            await line.gone()
+            assert not list(stage.llm.models.default.descriptors())
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_fault_behind_an_error_is_not_told(tmp_path: Path) -> None:
+    async def handle(stream: trio.abc.Stream) -> None:
+        await request(stream)
+        event = b'data: {"error": {"message": "bad day"}}\n\n'
+        head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"
+        chunk = b"%x\r\n%b\r\nzzz\r\n" % (len(event), event)
+        await stream.send_all(head + b"Transfer-Encoding: chunked\r\n\r\n" + chunk)
+        await stream.receive_some(1)
+
+    async with server(handle) as port:
+        url = f"http://127.0.0.1:{port}/v1"
+        async with open_model_stage(tmp_path, base_url=url) as stage:
+            line = stage.connect()
+            assert (await line.chat(b"a")).line == FAILED + b"bad day"
+            assert await line.ask(b"PING\n") == b"OK"
+
+
 # Proxies of the host's environment are used for providers.
 async def test_a_proxy_of_the_environment_is_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
