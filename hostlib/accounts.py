@@ -52,6 +52,8 @@ class Account(Generic[Amount]):
 
         Precondition: it has no parent, and nothing is reserved.
         """
+        if self.parent is not None or self.reservations:
+            raise RuntimeError("an account joins one parent, with nothing reserved")
         self.parent = parent
         parent.record(self.used)
 

@@ -73,8 +73,8 @@ class ListenerSet:
         """
         if not self._epoll.closed:
             fd = listener.fileno()
-            self._listeners[fd] = _Listener(listener, handle, fail)
             self._watch(fd)
+            self._listeners[fd] = _Listener(listener, handle, fail)
             if self._unwatched:
                 self._wait.cancel()
 
@@ -128,7 +128,7 @@ class ListenerSet:
         try:
             self._epoll.register(fd, select.EPOLLIN)
         except OSError as why:
-            if why.errno != errno.ENOSPC:
+            if why.errno not in (errno.ENOSPC, errno.ENOMEM):
                 raise
             note_unwatched()
             self._unwatched.add(fd)
@@ -139,8 +139,7 @@ class ListenerSet:
         """Accept a connection, if one waits.
 
         Raises:
-            OSError: the process lacks a resource, or a listener without `fail` is of no
-                use any more.
+            OSError: the process lacks a resource.
         """
         listener = self._listeners[fd]
         try:
@@ -150,8 +149,10 @@ class ListenerSet:
                 raise
             self.remove(listener.sock)
             if listener.fail is None:
-                raise
-            listener.fail(why)
+                text = f"{self._what}: a listener accepts no more: {why.strerror}"
+                log.write("ERROR", text, reason=why.strerror)
+            else:
+                listener.fail(why)
             return
         if sock is not None:
             with contain_fault(log, self._what):

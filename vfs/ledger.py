@@ -219,7 +219,8 @@ class Ledger:
             file_bytes=state.file_bytes,
         )
         for account, used in zip(ledger.accounts, state.used, strict=True):
-            account.used = used  # those above have theirs already
+            # Not charged: a parent has its own use, and the host's account joins later.
+            account.used = used
         ledger.before = state.before
         return ledger
 

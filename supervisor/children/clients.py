@@ -247,12 +247,17 @@ class Clients:
         ledger = Ledger(parent.ledger)
         client = host.fs.connect(policy, ledger, f"{self._id}:{label}", parent)
         client.pid = pid
-        if host.services.fds is not None:
-            host.services.fds.client_attached(client)
-        fd = sock.detach()
-        nested = host.open_session(
-            client, (fd, fd), session.dialect, self._session_closed
-        )
+        try:
+            if host.services.fds is not None:
+                host.services.fds.client_attached(client)
+            ends = (sock.fileno(), sock.fileno())
+            nested = host.open_session(
+                client, ends, session.dialect, self._session_closed
+            )
+        except BaseException:
+            host.fs.disconnect(client, FAULT)
+            raise
+        sock.detach()
         nested.on_attach = self._attach
         session.nested.append(nested)
         nested.parent = session

@@ -305,19 +305,22 @@ class Endpoint:
         """Serve a child's own listener; its connections end with it (rule 3)."""
         stack.enter_context(self._descriptors.holding(1))
         stack.callback(self._close, listener)
-        self._listen(listener, partial(self._fail, listener))
+        self._listen(listener)
 
-    def _listen(
-        self, listener: socket.socket, fail: Callable[[OSError], None] | None = None
-    ) -> None:
+    def _listen(self, listener: socket.socket) -> None:
         listener.setblocking(False)
         self.listeners.add(listener)
-        self._listener_set.add(listener, partial(self.own, by=listener), fail)
+        self._listener_set.add(
+            listener, partial(self.own, by=listener), partial(self._fail, listener)
+        )
 
     def _fail(self, listener: socket.socket, why: OSError) -> None:
+        whose, what = "a child's own", "child"
+        if listener is self._listener:
+            whose, what = "its", "host"
         text = (
-            "The model endpoint closed a child's own listener: accept failed:"
-            f" {why.strerror}; restart the child"
+            f"The model endpoint closed {whose} listener: accept failed:"
+            f" {why.strerror}; restart the {what}"
         )
         self._models.log.write("WARNING", text, reason=why.strerror)
         self._close(listener)

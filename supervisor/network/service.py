@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import socket
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
         Mapping,
         Sequence,
     )
-    from contextlib import AsyncExitStack, ExitStack
+    from contextlib import AsyncExitStack
 
     from hostlib.journal import Journal
     from hostlib.keys import FileIdentity
@@ -274,7 +274,7 @@ class NetworkService:
         """
         identity = ChildIdentity(child.id, child.spec.name)
         additions = Additions(self._host.launcher, sockets.dns_datagram)
-        sockets.make = partial(self._make_more, additions, stack)
+        sockets.make = partial(self._make_more, additions, sockets, stack)
         bounds = _bounds_of(child.spec, additions)
         network = ChildNetwork(
             identity, settings, sockets, self._outside, bounds, state
@@ -293,18 +293,29 @@ class NetworkService:
         network.start(self._nursery)
 
     async def _make_more(
-        self, additions: Additions, stack: AsyncExitStack, families: Sequence[int]
+        self,
+        additions: Additions,
+        sockets: InnerSockets,
+        stack: AsyncExitStack,
+        families: Sequence[int],
     ) -> list[socket.socket]:
         """Return one more socket of each family that is listed, of a child's namespace.
 
         Raises:
-            OSError: they cannot be made, or the host has too few descriptors left.
+            OSError: they cannot be made, the host has too few descriptors left, or the
+                child has ended meanwhile.
         """
-        descriptors = self._host.fs.descriptor_account
-        if descriptors.left < len(families):
+        descriptors, count = self._host.fs.descriptor_account, len(families)
+        if not descriptors.charge(count):
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-        made = await additions.make_sockets(families)
-        stack.enter_context(descriptors.holding(len(made)))
+        with ExitStack() as undo:
+            undo.callback(descriptors.record, -count)
+            made = await additions.make_sockets(families)
+            if sockets.dns_datagram.fileno() < 0:
+                for sock in made:
+                    sock.close()
+                raise OSError(errno.ESRCH, "the child has ended")
+            stack.callback(undo.pop_all().close)
         return made
 
     # Handed over

@@ -1,5 +1,6 @@
 """Listeners of all children at one epoll: connections, shortages, their ends."""
 
+import errno
 import os
 import resource
 import select
@@ -133,7 +134,10 @@ async def test_a_listener_of_no_use_holds_up_no_other(
             with connect(other):
                 (await channel.receive()).close()
             listeners.remove(broken)
-    assert "cannot accept a connection: Invalid argument" in capfd.readouterr().err
+    assert (
+        "network: a listener accepts no more: Invalid argument"
+        in capfd.readouterr().err
+    )
 
 
 # spec S5: a fault of one connection ends that connection alone.
@@ -160,10 +164,11 @@ async def test_a_connection_that_cannot_be_begun_is_closed_and_told(
 
 
 # attack 18, spec S5: epoll(7) counts the watches of a user, its children's included.
+@pytest.mark.parametrize("lacks", [errno.ENOSPC, errno.ENOMEM])
 async def test_a_listener_without_a_watch_is_polled(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, lacks: int
 ) -> None:
-    few = FewWatches(select.epoll())
+    few = FewWatches(select.epoll(), lacks)
     with monkeypatch.context() as patched:
         patched.setattr("hostlib.listener_set.select.epoll", lambda: few)
         made = ListenerSet("network")

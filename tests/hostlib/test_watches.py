@@ -19,8 +19,9 @@ __all__ = ["hall"]
 class FewWatches:
     """An epoll set of a user who has no watch left, until `left` says that he has."""
 
-    def __init__(self, real: select.epoll) -> None:
+    def __init__(self, real: select.epoll, lacks: int = errno.ENOSPC) -> None:
         self._real = real
+        self._lacks = lacks
         self.left = False
         self.refused = 0
 
@@ -31,7 +32,7 @@ class FewWatches:
         """Watch a descriptor."""
         if not self.left:
             self.refused += 1
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            raise OSError(self._lacks, os.strerror(self._lacks))
         self._real.register(fd, events)
 
 

@@ -4,7 +4,7 @@ import errno
 import json
 import os
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import ExitStack, asynccontextmanager
 from ipaddress import ip_address
 from pathlib import Path
@@ -14,6 +14,7 @@ import pytest
 import trio
 
 from supervisor.handover.exchange import SERVICES
+from supervisor.network.additions import Additions
 from supervisor.network.addresses import judge
 from supervisor.network.network_state import restore_rule, snapshot_rule
 from supervisor.network.rule import RuleError
@@ -341,6 +342,41 @@ async def test_more_ports_than_the_stock_can_be_allowed_live(scene: Scene) -> No
     now = len(scene.held())
     assert now - held == account.used - used > 0
     await puppet.kill()
+    assert not scene.held()
+
+
+# I1: a child that ends while sockets are made for it keeps none of them.
+async def test_sockets_that_come_after_the_child_are_closed(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    puppet = await scene.puppet()
+    made, ended = trio.Event(), trio.Event()
+    make = Additions.make_sockets
+
+    async def make_late(
+        additions: Additions, families: Iterable[int]
+    ) -> list[socket.socket]:
+        found = await make(additions, families)
+        made.set()
+        await ended.wait()
+        return found
+
+    monkeypatch.setattr(Additions, "make_sockets", make_late)
+    account = scene.stage.host.fs.descriptor_account
+    rule = f"example.com:{','.join(map(str, range(8000, 8000 + 3 * STOCK)))}"
+    async with trio.open_nursery() as nursery:
+
+        async def change() -> None:
+            with pytest.raises(RuleError, match="the child has ended"):
+                await scene.service.change_network(
+                    puppet.child.id, [rule], [], cut=False
+                )
+
+        nursery.start_soon(change)
+        await made.wait()
+        await puppet.kill()
+        ended.set()
+    assert account.used == 0
     assert not scene.held()
 
 

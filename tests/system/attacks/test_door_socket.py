@@ -71,6 +71,27 @@ async def test_who_connects_is_a_nested_client_with_the_child_s_rights(
     assert not stage.host.fs.tables.files
 
 
+# I1, S5: a connection whose conversation cannot begin is closed, and nothing is kept of it.
+async def test_a_conversation_that_cannot_begin_leaves_nothing(
+    start: Start, stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    child = await start()
+    before = stage.host.fs.descriptor_account.used
+
+    def fail(*_: object, **__: object) -> None:
+        raise LookupError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(stage.host, "open_session", fail)
+        for _ in range(3):
+            await child.do(CONNECTED)
+            assert await child.do("kept.pop().recv(1)") == b""
+    assert stage.host.fs.descriptor_account.used == before
+    assert len(clients(stage)) == 1
+    fd = await child.do(CONNECTED)
+    assert await child.do(f"ask(b'PING\\n', {fd})") == b"OK"
+
+
 # spec A5: rights that were given up are no way back by the socket.
 async def test_the_socket_gives_no_right_back(start: Start, stage: Stage) -> None:
     (stage.root / "a").write_text("x")
