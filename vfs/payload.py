@@ -183,7 +183,7 @@ class PayloadBudget:
     Attributes:
         limit_bytes: most memory of payloads; beyond it they go to files.
         used_bytes: memory that payloads may fill now.
-        requests: account of the memory that requests have reserved; those of children
+        request_memory: account of what requests have reserved; those of children
             are beneath it.
         spooled: number of payloads that went to a file so far.
         on_freed: called when the last reservation of a large sum has ended.
@@ -196,7 +196,7 @@ class PayloadBudget:
         "_spool_dir",
         "limit_bytes",
         "on_freed",
-        "requests",
+        "request_memory",
         "spooled",
         "used_bytes",
     )
@@ -206,7 +206,7 @@ class PayloadBudget:
     ) -> None:
         self.limit_bytes = limit_bytes
         self.used_bytes = 0
-        self.requests = Account(None, CHILDREN * MOST_MEMORY_BYTES)
+        self.request_memory = Account(None, CHILDREN * MOST_MEMORY_BYTES)
         self._spool_dir = spool_dir
         self._free: dict[int, list[mmap.mmap]] = {size: [] for size, _ in _CLASSES}
         self._scratch = bytearray(SCRATCH_BYTES)
@@ -247,15 +247,15 @@ class PayloadBudget:
             OSError: ``ENOMEM``: the child or the host has too little memory left.
         """
         if ledger.memory.parent is None:
-            ledger.memory.join(self.requests)
+            ledger.memory.join(self.request_memory)
         reservation = MemoryReservation(self, ledger.memory)
         reservation.resize(size_bytes)
         return reservation
 
     def note_change(self) -> None:
         """Call ``on_freed`` if the last reservation of a large sum has ended."""
-        self._most_reserved = max(self._most_reserved, self.requests.used)
-        if not self.requests.used:
+        self._most_reserved = max(self._most_reserved, self.request_memory.used)
+        if not self.request_memory.used:
             if self._most_reserved > MUCH_BYTES and self.on_freed is not None:
                 self.on_freed()
             self._most_reserved = 0

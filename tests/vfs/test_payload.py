@@ -244,16 +244,18 @@ def test_a_child_reserves_so_much_for_all_its_clients() -> None:
             budget.reservation(top, MOST_MEMORY_BYTES // 2)
         with pytest.raises(OSError, match="Cannot allocate memory"):
             held.raise_to(MOST_MEMORY_BYTES + 1)
-        assert top.memory.used == budget.requests.used == MOST_MEMORY_BYTES // 4 * 3
+        assert (
+            top.memory.used == budget.request_memory.used == MOST_MEMORY_BYTES // 4 * 3
+        )
         budget.reservation(top, MOST_MEMORY_BYTES // 4).close()
-    assert top.memory.used == budget.requests.used == 0
+    assert top.memory.used == budget.request_memory.used == 0
 
 
 # attack 42, spec S7
 def test_what_one_child_reserves_another_has_as_well() -> None:
     budget = PayloadBudget()
     freed = []
-    budget.on_freed = lambda: freed.append(budget.requests.used)
+    budget.on_freed = lambda: freed.append(budget.request_memory.used)
     held = [budget.reservation(Ledger(), MOST_MEMORY_BYTES) for _ in range(CHILDREN)]
     with pytest.raises(OSError, match="Cannot allocate memory"):
         budget.reservation(Ledger(), 1)
@@ -280,7 +282,7 @@ def test_what_requests_reserve_leaves_room_for_answers() -> None:
         with pytest.raises(OSError, match="Cannot allocate memory"):
             held.add(1)
         other.add(1 - ANSWER_BYTES)
-    assert ledger.memory.used == budget.requests.used == 0
+    assert ledger.memory.used == budget.request_memory.used == 0
 
 
 # attack 42, spec S7
@@ -293,4 +295,4 @@ def test_what_all_children_reserve_leaves_room_for_answers() -> None:
     answer.add(ANSWER_BYTES)
     for one in (*held, answer):
         one.close()
-    assert budget.requests.used == 0
+    assert budget.request_memory.used == 0

@@ -292,4 +292,4 @@ async def test_such_an_answer_is_a_failure_of_the_provider(
             last = unchunked(data) if data[:1] != b"{" else data
             assert f"more than {reason}".encode() in last
             assert b"[DONE]" not in last
-        await eventually(lambda: not stage.host.budget.requests.used)
+        await eventually(lambda: not stage.host.budget.request_memory.used)

@@ -95,7 +95,7 @@ async def test_what_no_reader_takes_is_refused_at_each_door(
         assert (status, head[b"allow"]) == (405, b"post")
         check_form(COUNT, answer)
         assert not stage.provider.served
-        assert not stage.host.budget.requests.used
+        assert not stage.host.budget.request_memory.used
 
 
 # spec MD2: a body that ends anywhere is no other request.
@@ -119,7 +119,7 @@ async def test_a_body_is_cut_at_every_byte(tmp_path: Path) -> None:
                     while await stream.receive_some():
                         pass
         assert not stage.provider.served
-        await eventually(lambda: not stage.host.budget.requests.used)
+        await eventually(lambda: not stage.host.budget.request_memory.used)
 
 
 # spec MD1: Claude Code would ask about it; the host's own stays the host's.

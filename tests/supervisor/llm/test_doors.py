@@ -631,7 +631,7 @@ async def test_a_long_image_is_translated(tmp_path: Path) -> None:
         assert status == 200, answer
         (served,) = stage.provider.served
         assert len(str(served.body)) > 15 * MIB
-    assert stage.host.budget.requests.used == 0
+    assert stage.host.budget.request_memory.used == 0
 
 
 @pytest.mark.parametrize(

@@ -743,8 +743,8 @@ async def test_a_token_is_looked_at_before_a_body_comes(stage: Stage) -> None:
         assert b"invalid_api_key" in body
     async with await door.connect() as stream:
         await stream.send_all(door.request(b" " * 1_000_000)[:-1_000_000])
-        await eventually(lambda: budget.requests.used == 5_000_000)
-    await eventually(lambda: budget.requests.used == 0)
+        await eventually(lambda: budget.request_memory.used == 5_000_000)
+    await eventually(lambda: budget.request_memory.used == 0)
 
 
 async def test_a_body_for_which_there_is_no_memory_is_taken_and_refused(
@@ -771,7 +771,7 @@ async def test_a_body_for_which_there_is_no_memory_is_taken_and_refused(
             assert (await other.ask(ask("short")))[0] == 200
         await stream.send_all(door.request(ask("short")))
         assert (await answered(stream))[0] == 200
-    await eventually(lambda: host.budget.requests.used == 0)
+    await eventually(lambda: host.budget.request_memory.used == 0)
 
 
 @pytest.mark.parametrize("digits", [5_000, 12_000_000])

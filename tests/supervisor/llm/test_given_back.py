@@ -60,7 +60,7 @@ async def test_nothing_of_a_call_is_left(
                 said = [{"role": "user", "content": order}]
                 body |= {"max_tokens": 99, "messages": said}
             await told(door, "POST", path, body)
-            await eventually(lambda: not stage.host.budget.requests.used)
+            await eventually(lambda: not stage.host.budget.request_memory.used)
             assert not held(), path
 
 
@@ -77,6 +77,6 @@ async def test_nothing_of_a_call_is_left_whose_client_is_gone(
         async with await door.connect() as one:
             await one.send_all(raw(door, "POST", PATHS[0], body))
             await eventually(lambda: bool(stage.provider.served))
-        await eventually(lambda: not stage.host.budget.requests.used)
+        await eventually(lambda: not stage.host.budget.request_memory.used)
         await eventually(lambda: not stage.llm.models.accounts.root.calls.reservations)
         assert not held()

@@ -649,7 +649,7 @@ async def test_the_longest_prompt_is_answered(stage: Stage) -> None:
         order, emoji = b"!words=%d " % words, "\N{GRINNING FACE}".encode()
         prompt = order.ljust(MAX_BYTES - len(emoji), b"a") + emoji
         assert (await line.chat(prompt)).text.endswith(f"word{words - 1} "), words
-    assert stage.hall.budget.requests.used == 0
+    assert stage.hall.budget.request_memory.used == 0
 
 
 # attack 42, spec S3
@@ -659,7 +659,7 @@ async def test_who_goes_in_the_middle_gives_its_memory_back(stage: Stage) -> Non
     await line.send(chat_request(b"a" * 1_000_000)[:500_000])
     while not ledger.memory.used:
         await trio.lowlevel.checkpoint()
-    assert ledger.memory.used == budget.requests.used == 6_000_000
+    assert ledger.memory.used == budget.request_memory.used == 6_000_000
     line.close()
     await line.gone()
-    assert ledger.memory.used == budget.requests.used == 0
+    assert ledger.memory.used == budget.request_memory.used == 0
