@@ -78,7 +78,7 @@ async def main():
 trio.run(main)
 """
 
-AIMS_MS = {"none": 1.0, "landlock": 4.0, "auto": 7.0}
+AIMS_MS = {"none": 1.0, "landlock": 4.0, "auto": 4.0}
 """Profile -> most time of a start beyond the peer's."""
 
 WHAT = {

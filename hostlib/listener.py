@@ -37,7 +37,7 @@ ACCEPT_PAUSE_S = 0.1
 OUT_OF_RESOURCES = frozenset(
     {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.EAGAIN}
 )
-"""Errors that pass; EAGAIN comes if no thread can be started (``vfs.mounts``)."""
+"""Errors that pass; EAGAIN comes if no thread can be started (``hostlib.threads``)."""
 
 OF_ONE_CONNECTION = frozenset(
     {

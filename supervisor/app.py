@@ -30,20 +30,20 @@ if TYPE_CHECKING:
 
 
 NOTHING: Mapping[str, object] = MappingProxyType({})
-"""Left by no program before."""
+"""The state of services of a host that no program was before."""
 
 
 @asynccontextmanager
-async def offered(
+async def open_services(
     host: Host,
     config: Config | None,
     toolexec_sockets: Sequence[socket.socket] = (),
     left: Mapping[str, object] = NOTHING,
     *,
-    but: str | None = None,
-    names: bool = False,
+    warned_policy: str | None = None,
+    has_network: bool = False,
 ) -> AsyncIterator[None]:
-    """Offer the children of a host what a configuration asks for.
+    """Open the services that a configuration asks for, for the length of the block.
 
     Children that are left when the block ends are stopped before their services are.
 
@@ -52,20 +52,20 @@ async def offered(
         config: checked; None for none.
         toolexec_sockets: opened by the service manager, for tools; owned.
         left: what the program before has left of its services, by their names.
-        but: a policy of which somebody else warns, in part (``loader.warnings``).
-        names: children may have a network by name.
+        warned_policy: a policy of which the caller warns, in part (``loader.warnings``).
+        has_network: whether children may have a network by name.
 
     Raises:
-        OSError: a service cannot be had.
+        OSError: a service cannot be opened.
     """
     async with AsyncExitStack() as stack:
         credentials = {} if config is None else config.credential
-        if names or credentials:
+        if has_network or credentials:
             from supervisor.network.service import open_network  # noqa: PLC0415 - seldom
 
             await stack.enter_async_context(open_network(host, credentials))
         if config is not None:
-            _tell_warnings(host, config, but)
+            _tell_warnings(host, config, warned_policy)
             llm: LlmService | None = None
             if config.llm is not None:
                 check_packages("offer the model of [llm]", "llm")
@@ -152,8 +152,8 @@ async def _open_toolexec(
     )
 
 
-def _tell_warnings(host: Host, config: Config, but: str | None) -> None:
+def _tell_warnings(host: Host, config: Config, warned_policy: str | None) -> None:
     from supervisor.config.loader import warnings  # noqa: PLC0415 - it read this
 
-    for key, text in warnings(config, but=but):
+    for key, text in warnings(config, but=warned_policy):
         host.log.write("WARNING", f"{key}: {text}")

@@ -28,7 +28,7 @@ from hostlib.log import Log, put_line
 from hostlib.messages import print_stderr, remedy, set_json_log, shown_path, stderr_line
 from hostlib.paths import absolute
 from hostlib.user_values import limit_origin
-from supervisor.app import offered, open_metrics
+from supervisor.app import open_metrics, open_services
 from supervisor.children.lifecycle import START_PATIENCE_S
 from supervisor.children.specs import ChildOptions, make_spec
 from supervisor.host import Host, open_host
@@ -184,8 +184,12 @@ async def _run(command: str, launchpad: LaunchpadProcess, options: RunOptions) -
                 launchpad, options.settings, journal=journal, log=log
             ) as host:
                 _tell_odd_options(log, options)
-                names = options.network_keys is not None
-                async with offered(host, options.config, but="run", names=names):
+                async with open_services(
+                    host,
+                    options.config,
+                    warned_policy="run",
+                    has_network=options.network_keys is not None,
+                ):
                     return await _run_in(host, command, options, signals)
         finally:
             journal.close()

@@ -34,7 +34,7 @@ from hostlib.messages import set_json_log
 from hostlib.segments import Segments
 from hostlib.systemd import Notifier, take_activated, watchdog_interval_s
 from hostlib.user_values import parse_size
-from supervisor.app import NOTHING, offered, open_metrics
+from supervisor.app import NOTHING, open_metrics, open_services
 from supervisor.config.child import longest_chain
 from supervisor.config.daemon_checks import faults_here
 from supervisor.config.directories import (
@@ -262,7 +262,9 @@ class Daemon:
             state = self._opened.host_state
             left_services = NOTHING if state is None else state.services
             restore_environment(left_services.get("llm"))
-            async with offered(host, config, for_tools, left_services, names=True):
+            async with open_services(
+                host, config, for_tools, left_services, has_network=True
+            ):
                 await self._begin(host, children, nursery, orders, control)
                 if await children.wait_begun(
                     notifier.starting, unless=self._stop_asked

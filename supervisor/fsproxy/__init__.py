@@ -1,5 +1,5 @@
 """One client's conversation: bytes from its descriptors, replies back, in order.
 
-Public: `client_events`, `counts`, `dispatch`, `door_socket`, `handlers.llm`, `ports`,
+Public: `client_events`, `counts`, `dispatch`, `door_socket`, `ports`,
 `pump`, `replies`, `session`, `session_state`, `traffic`.
 """

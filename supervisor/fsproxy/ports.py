@@ -40,6 +40,17 @@ if TYPE_CHECKING:
     from vfs.payload import MemoryReservation
     from vfs.policy import Place, Policy
 
+LEAVE_S = 0.002
+"""How long a call outlives its client: bytes of the provider until then are read, to be
+charged (spec L10), and a dead child is cleaned up within 10 ms (spec S4)."""
+
+TEXT_FORMS = 4
+"""Copies of the text of a request to the model: decoded, in a message, and as JSON (twice,
+once for measuring).  More is reserved when it is known."""
+
+INLINE_BYTES = 64 * 1024
+"""Longest document, piece or text that is parsed in the Trio thread."""
+
 
 class Caller(Protocol):
     """A conversation whose request a service answers."""

@@ -18,7 +18,7 @@ import trio
 from hostlib.footprint import message_bytes
 from hostlib.threads import LARGE_BYTES, in_thread, in_thread_if
 from protocol import echo, error, invalid, limits
-from supervisor.fsproxy.handlers.llm import INLINE_BYTES, LEAVE_S, TEXT_FORMS
+from supervisor.fsproxy.ports import INLINE_BYTES, LEAVE_S, TEXT_FORMS
 from supervisor.fsproxy.replies import UNAVAILABLE, denied, no_memory_error, reason
 from supervisor.llm.conversations import (
     ChosenPreset,

@@ -27,7 +27,7 @@ import trio
 from hostlib.documents import MOST_VALUES
 from hostlib.footprint import document_bytes
 from hostlib.threads import LARGE_BYTES, in_thread_if
-from supervisor.fsproxy.handlers.llm import LEAVE_S
+from supervisor.fsproxy.ports import LEAVE_S
 from supervisor.llm import (
     messages_request,
     messages_writer,

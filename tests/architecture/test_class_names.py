@@ -37,7 +37,7 @@ def shared_names() -> dict[str, int]:
     return {name: number for name, number in names.items() if number > 1}
 
 
-# house: one word for one thing.
+# CONTRIBUTING: one word for one thing.
 def test_a_class_has_a_name_of_its_own() -> None:
     listed = {name: number for number, text in SHARED.items() for name in text.split()}
     found = shared_names()

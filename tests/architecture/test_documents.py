@@ -71,7 +71,7 @@ NAMED = re.compile(
 """How a page names a file or a directory of this tree."""
 
 
-# house, "Done when": a person finds the file from the documents and the tree alone.
+# A person finds the file from the documents and the tree alone.
 def test_every_path_in_a_document_exists() -> None:
     assert not [
         f"{relative(page)}: {name}"
@@ -102,7 +102,7 @@ def first_line(page: Path) -> str:
     return page.read_text(encoding="utf-8").partition("\n")[0]
 
 
-# house 7: a reader who looks for a subject finds its decision by the title.
+# A reader who looks for a subject finds its decision by the title.
 def test_a_decision_is_titled_by_its_topic() -> None:
     title = r"# {}\. [^:]{{2,50}}: [^:]+"
     assert not [

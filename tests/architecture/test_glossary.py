@@ -85,7 +85,7 @@ def product_names() -> tuple[tuple[Path, int, str, frozenset[str]], ...]:
 HELD = rejected_words(GLOSSARY.read_text(encoding="utf-8")) - OTHER_MEANING.keys()
 
 
-# house 2: one word for one thing.
+# CONTRIBUTING: one word for one thing.
 @pytest.mark.parametrize("word", sorted(HELD))
 def test_a_rejected_word_is_no_part_of_a_name(word: str) -> None:
     assert not [

@@ -49,7 +49,7 @@ def paragraphs(page: str) -> list[str]:
     ]
 
 
-# house 3: subjects are child, client, tool, caller, host.
+# CONTRIBUTING: subjects are child, client, tool, caller, host.
 def test_a_sentence_of_a_page_has_a_subject() -> None:
     assert not [
         f"{relative(page)}: {part[:80]}"

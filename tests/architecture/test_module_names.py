@@ -65,14 +65,14 @@ def test_a_participle_and_a_preposition_are_told_from_a_noun() -> None:
     assert is_noun("supervisor.__main__")
 
 
-# house: a module is a noun of the field.
+# CONTRIBUTING: a module is a noun of the field.
 def test_a_module_is_named_by_a_noun() -> None:
     wrong = {name for name in product_names() if not is_noun(name)}
     assert wrong - APPROVED == set()
     assert APPROVED - wrong == set(), "not needed any more"
 
 
-# house: basenames are unique within a room.
+# CONTRIBUTING: basenames are unique within a room.
 def test_a_name_stands_for_one_module_of_a_room() -> None:
     found: dict[tuple[str, str], set[str]] = defaultdict(set)
     for name in product_names():

@@ -91,7 +91,7 @@ def texts(arguments: list[ast.expr]) -> Iterator[str]:
             yield one.value.rpartition(".")[2]
 
 
-# house 3: no private attribute of the product in a test.
+# CONTRIBUTING: no private attribute of the product in a test.
 def test_no_test_uses_a_private_name_of_the_product() -> None:
     found = [
         f"{relative(path)}:{one}"

@@ -93,7 +93,7 @@ def long_first_lines(tree: ast.Module) -> list[str]:
     return found
 
 
-# house 3: subjects are child, client, tool, caller, host.
+# CONTRIBUTING: subjects are child, client, tool, caller, host.
 def test_a_sentence_of_a_package_has_a_subject() -> None:
     assert not [
         f"{relative(path)}:{found}"
@@ -104,7 +104,7 @@ def test_a_sentence_of_a_package_has_a_subject() -> None:
     ]
 
 
-# house 3: the result in one line.
+# CONTRIBUTING: the result in one line.
 def test_the_first_line_of_a_docstring_is_short() -> None:
     assert not [
         f"{relative(path)}:{found}"
@@ -113,7 +113,7 @@ def test_the_first_line_of_a_docstring_is_short() -> None:
     ]
 
 
-# house 3: a module docstring has at most 12 lines.
+# CONTRIBUTING: a module docstring has at most 12 lines.
 def test_the_docstring_of_a_module_is_short() -> None:
     heads = {
         relative(path): ast.get_docstring(parsed(path)) or ""

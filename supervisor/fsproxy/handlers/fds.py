@@ -19,8 +19,7 @@ import trio
 from hostlib.footprint import document_bytes
 from hostlib.threads import in_thread
 from protocol import echo, error, invalid, limits
-from supervisor.fsproxy.handlers.llm import INLINE_BYTES, LEAVE_S
-from supervisor.fsproxy.ports import ContentError
+from supervisor.fsproxy.ports import INLINE_BYTES, LEAVE_S, ContentError
 from supervisor.fsproxy.replies import no_memory_error
 
 if TYPE_CHECKING:

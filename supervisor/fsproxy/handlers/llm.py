@@ -18,6 +18,7 @@ from hostlib.threads import in_thread
 from protocol import error
 from protocol import messages as m
 from protocol.chat import ChatBody
+from supervisor.fsproxy.ports import INLINE_BYTES, TEXT_FORMS
 from supervisor.fsproxy.replies import denied, no_memory_error, reason
 
 if TYPE_CHECKING:
@@ -25,17 +26,8 @@ if TYPE_CHECKING:
 
     from supervisor.fsproxy.session import Session
 
-LEAVE_S = 0.002
-"""How long a call outlives its client: bytes of the provider until then are read, to be
-charged (spec L10), and a dead child is cleaned up within 10 ms (spec S4)."""
-
-RECEIVED_FORMS, TEXT_FORMS = 2, 4
-"""Copies of a request at its end: the received one, twice while it is split; its text,
-decoded, in a message, and as JSON (twice, once for measuring). More is reserved when it
-is known."""
-
-INLINE_BYTES = 64 * 1024
-"""Longest document, piece or text that is parsed in the Trio thread."""
+RECEIVED_FORMS = 2
+"""Copies of a request as it was received, while it is split."""
 
 
 def do_chat(session: Session, request: m.Chat) -> bytes | None:

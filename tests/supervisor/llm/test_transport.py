@@ -10,7 +10,7 @@ import pytest
 import trio
 
 from demo.provider import serving
-from supervisor.fsproxy.handlers.llm import LEAVE_S
+from supervisor.fsproxy.ports import LEAVE_S
 from supervisor.fsproxy.replies import PROCESS_EXIT
 from supervisor.llm.transport import proxy_for
 from tests.helpers.canary import KEY

@@ -37,7 +37,7 @@ def script(port: int) -> str:
     return "".join(lines).replace("8765", str(port))
 
 
-# house 7: a new user gets from a clone to a committed workspace by this page alone.
+# A new user gets from a clone to a committed workspace by this page alone.
 def test_every_command_prints_what_stands_below_it(tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
