@@ -84,6 +84,7 @@ async def test_an_end_that_nobody_tells_of_is_looked_for(
     assert reply.code == 128 + 9
     assert held.words
     held.tell()  # too late
+    monkeypatch.setattr(process, "EXIT_REPORT_TIMEOUT_S", LONG_S)
     assert (await scene.run("tool=true")).code == 0
 
 
