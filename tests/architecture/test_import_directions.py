@@ -74,6 +74,17 @@ def test_the_rooms_of_the_supervisor_are_in_one_order() -> None:
     assert len(rooms["ignore_imports"]) <= 2
 
 
+def test_services_know_conversations_by_their_ports() -> None:
+    allowed = ("supervisor.fsproxy.ports", "supervisor.fsproxy.replies")
+    wrong = [
+        f"{place}: {target}"
+        for service in ("llm", "llmfd", "toolexec", "network")
+        for _, place, target in imports_of(f"supervisor.{service}")
+        if is_in(target, "supervisor.fsproxy") and not is_in(target, *allowed)
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
 def test_psutil_lives_in_the_watcher() -> None:
     wrong = [
         f"{place}: {target}"
