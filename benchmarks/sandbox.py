@@ -34,14 +34,14 @@ from supervisor.spawn.launchpad.start import start_launchpad
 launchpad = start_launchpad()
 import json, os, sys, time, trio
 from supervisor.host import open_host
-from supervisor.sandbox.plan import PROFILES, named
+from supervisor.sandbox.plan import PROFILES, make_profile
 from supervisor.sandbox.scratch import Scratch
 from supervisor.spec import ChildSpec, minimal_env
 rounds, ballast = int(sys.argv[1]), bytearray(int(sys.argv[2]))
 ballast[::4096] = b"x" * len(ballast[::4096])
 profiles = {
     "none": PROFILES["none"],
-    "landlock": named("landlock", ["landlock", "seccomp", "rlimits"]),
+    "landlock": make_profile("landlock", ["landlock", "seccomp", "rlimits"]),
     "auto": PROFILES["auto"],
 }
 def peer():

@@ -288,7 +288,7 @@ def parse_names(texts: Sequence[str]) -> tuple[str, ...]:
     return tuple(texts)
 
 
-def joined(*parts: str) -> str:
+def join_key(*parts: str) -> str:
     """Return a key's path; parts that are no bare keys are quoted (TOML 1.0, keys)."""
     return ".".join(
         part if re.fullmatch(r"[A-Za-z0-9_-]+", part) else f'"{printable(part)}"'
@@ -296,7 +296,7 @@ def joined(*parts: str) -> str:
     )
 
 
-def named(
+def check_value(
     key: str, parse: Any, value: object, fault: type[Exception]
 ) -> Iterator[tuple[str, str]]:
     """Yield (key, reason) if a parser refuses a value with ``fault``."""

@@ -87,9 +87,9 @@ def _try_profiles(
     config: Config,
 ) -> tuple[tuple[Fault, ...], tuple[tuple[str, str], ...]]:
     """Return the faults of the profiles, and (key, reason) of untried ones."""
-    from supervisor.config.walls import requiring  # noqa: PLC0415
+    from supervisor.config.walls import find_required_profiles  # noqa: PLC0415
 
-    keys = [key for key, *_ in requiring(config)]
+    keys = [key for key, *_ in find_required_profiles(config)]
     if not keys:  # the usual case; a start takes a moment
         return (), ()
     from supervisor.config.profile_trials import try_alone  # noqa: PLC0415

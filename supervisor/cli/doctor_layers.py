@@ -18,7 +18,7 @@ from supervisor.sandbox.plan import (
     Machine,
     Walls,
     WantedWalls,
-    named,
+    make_profile,
 )
 from supervisor.spawn.request import SpawnError, SpawnRequest
 
@@ -32,7 +32,7 @@ PRESENT, MISSING, UNKNOWN = "present", "missing", "unknown"
 NOT_NEEDED = "not needed"
 
 
-_AS_ROOT = named(AUTO, LAYERS.keys() - {"uid"})
+_AS_ROOT = make_profile(AUTO, LAYERS.keys() - {"uid"})
 """The layers of the table where ``auto`` starts no child for want of a user."""
 
 

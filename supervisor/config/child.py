@@ -12,8 +12,8 @@ import msgspec
 
 from hostlib.user_values import (
     OptionError,
-    joined,
-    named,
+    check_value,
+    join_key,
     parse_duration,
     parse_period,
     parse_size,
@@ -119,19 +119,19 @@ def odd_restarts(children: Mapping[str, ChildSection]) -> Iterator[tuple[str, st
                 f"a child that always fails is never given up: {child.max_restarts} waits"
                 f" from {child.backoff} on take longer than {child.within}; write more"
             )
-            yield f"child.{joined(name)}.within", text
+            yield f"child.{join_key(name)}.within", text
 
 
 def check_children(section: Mapping[str, ChildSection]) -> Iterator[tuple[str, str]]:
     """Yield (key, reason) for each value that a child cannot have."""
     for name, child in section.items():
         if not is_child_name(name):
-            yield joined(name), NAME_RULE
+            yield join_key(name), NAME_RULE
         for key, reason in (*_check_command(child), *_check(child)):
-            yield f"{joined(name)}.{key}", reason
+            yield f"{join_key(name)}.{key}", reason
     after = {name: child.after for name, child in section.items()}
     for name, ring in islice(_rings(after), MOST_RINGS_TOLD):
-        yield f"{joined(name)}.after", f"they wait for each other: {ring}"
+        yield f"{join_key(name)}.after", f"they wait for each other: {ring}"
 
 
 def _rings(after: Mapping[str, list[str]]) -> Iterator[tuple[str, str]]:
@@ -232,7 +232,7 @@ def _check_command(child: ChildSection) -> Iterator[tuple[str, str]]:
         yield "command", "a word holds a NUL byte"
     for variable, value in child.env.items():
         if not variable or "=" in variable or "\0" in variable + value:
-            yield f"env.{joined(variable)}", "not a possible variable"
+            yield f"env.{join_key(variable)}", "not a possible variable"
     if child.cwd is not None and (why := directory_fault(child.cwd)):
         yield "cwd", why
 
@@ -242,12 +242,12 @@ def _check(child: ChildSection) -> Iterator[tuple[str, str]]:
         value = getattr(child, key)
         if value not in allowed:
             yield key, f"one of {', '.join(map(str, allowed))}, not {value!r}"
-    yield from named("backoff", parse_duration, child.backoff, OptionError)
+    yield from check_value("backoff", parse_duration, child.backoff, OptionError)
     if child.max_restarts < 0:
         yield "max_restarts", "at least 0"
-    yield from named("within", parse_period, child.within, OptionError)
-    yield from named("stop_signal", stop_signal, child.stop_signal, OptionError)
-    yield from named("log.max_size", _log_size, child.log.max_size, OptionError)
+    yield from check_value("within", parse_period, child.within, OptionError)
+    yield from check_value("stop_signal", stop_signal, child.stop_signal, OptionError)
+    yield from check_value("log.max_size", _log_size, child.log.max_size, OptionError)
     if not 0 <= child.log.keep <= MAX_LOGS_KEPT:
         yield "log.keep", f"at least 0, at most {MAX_LOGS_KEPT}"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hostlib.keys import KeyFileError, NoCredentialsError, read_key
-from hostlib.user_values import joined
+from hostlib.user_values import join_key
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -23,7 +23,7 @@ def check_credentials(
 
     for name, credential in section.items():
         for key, reason in (*faults(credential), *_check_files(credential)):
-            yield f"{joined(name)}.{key}", reason
+            yield f"{join_key(name)}.{key}", reason
 
 
 def _check_files(credential: CredentialSection) -> Iterator[tuple[str, str]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from hostlib.extras import missing_package
-from hostlib.user_values import joined
+from hostlib.user_values import join_key
 from supervisor.config.fds import check_tools, is_enabled, odd_fds
 from supervisor.config.read import names_of
 from supervisor.fleet.store_address import is_postgres
@@ -34,7 +34,7 @@ def check_policy_names(
         if child.policy is not None and child.policy not in policies:
             known = ", ".join(policies) or "none"
             yield (
-                f"child.{joined(name)}.policy",
+                f"child.{join_key(name)}.policy",
                 f"there is no policy {child.policy!r}; there are: {known}",
             )
 
@@ -47,7 +47,7 @@ def check_after(
     for name, child in config.child.items():
         for other in child.after:
             if known is not None and other not in known:
-                yield f"child.{joined(name)}.after", f"there is no child {other!r}"
+                yield f"child.{join_key(name)}.after", f"there is no child {other!r}"
 
 
 def check_fd_tools(config: Config) -> Iterator[tuple[str, str]]:
@@ -62,7 +62,7 @@ def check_preset_tools(config: Config) -> Iterator[tuple[str, str]]:
     for name, preset in config.llm.presets.items():
         if preset.tools:
             text = "true, but there are no LLM fds; list read_fd in [tools] enabled"
-            yield f"llm.presets.{joined(name)}.tools", text
+            yield f"llm.presets.{join_key(name)}.tools", text
 
 
 def check_uses(
@@ -71,7 +71,7 @@ def check_uses(
     """Yield (key, reason) for each workspace that a policy cannot use."""
     known = names_of(document, "workspace")
     for policy_name, policy in config.policy.items():
-        key = f"policy.{joined(policy_name)}.workspace"
+        key = f"policy.{join_key(policy_name)}.workspace"
         for index, name in enumerate(policy.workspace):
             if known is not None and name not in known:
                 shown = ", ".join(known) or "none"
@@ -89,7 +89,7 @@ def check_credential_uses(config: Config) -> Iterator[tuple[str, str]]:
             )
 
             for why in uses_faults(policy.credentials, config.credential):
-                yield f"policy.{joined(name)}.credentials", why
+                yield f"policy.{join_key(name)}.credentials", why
 
 
 def odd_fd_sections(config: Config) -> Iterator[tuple[str, str]]:
@@ -102,13 +102,13 @@ def odd_tool_doors(config: Config) -> Iterator[tuple[str, str]]:
     """Yield (key, text) of sidecars whose tools have an address past the endpoint."""
     for name, sidecar in config.sidecar.items():
         if sidecar.backend == "local":  # a container cannot reach it
-            yield from _odd_doors(config, f"sidecar.{joined(name)}.env", sidecar.env)
+            yield from _odd_doors(config, f"sidecar.{join_key(name)}.env", sidecar.env)
 
 
 def odd_child_doors(config: Config) -> Iterator[tuple[str, str]]:
     """Yield (key, text) of children with an address past the endpoint."""
     for name, child in config.child.items():
-        yield from _odd_doors(config, f"child.{joined(name)}.env", child.env)
+        yield from _odd_doors(config, f"child.{join_key(name)}.env", child.env)
 
 
 def _odd_doors(
@@ -132,7 +132,7 @@ def odd_upstreams(config: Config) -> Iterator[tuple[str, str]]:
             text = (
                 f"{policy.upstream} looks names up: their addresses are not judged here"
             )
-            yield f"policy.{joined(name)}.upstream", text
+            yield f"policy.{join_key(name)}.upstream", text
 
 
 def odd_policy(policy: PolicySection, config: Config) -> Iterator[tuple[str, str]]:

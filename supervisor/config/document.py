@@ -5,7 +5,7 @@ from itertools import chain
 
 import msgspec
 
-from hostlib.user_values import joined
+from hostlib.user_values import join_key
 from supervisor.config.child import ChildSection
 from supervisor.config.fds import FileDescriptorSection, ToolsSection
 from supervisor.config.fleet import FleetSection
@@ -44,7 +44,7 @@ class Config(msgspec.Struct, forbid_unknown_fields=True):
             for key, path in self.llm.key_files():
                 yield f"llm.{key}", path
         for name, credential in self.credential.items():
-            yield f"credential.{joined(name)}.file", credential.file
+            yield f"credential.{join_key(name)}.file", credential.file
         if self.fleet is not None:
             for key, path in self.fleet.key_files():
                 yield f"fleet.{key}", path

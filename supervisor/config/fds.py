@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from hostlib.user_values import OptionError, named, parse_duration, parse_size
+from hostlib.user_values import OptionError, check_value, parse_duration, parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -115,7 +115,7 @@ def check_file_descriptor(
         if getattr(section, name) < 1:
             yield name, "at least 1"
     for name in ("max_memory", "max_store"):
-        yield from named(name, _room, getattr(section, name), OptionError)
+        yield from check_value(name, _room, getattr(section, name), OptionError)
     yield from _check_retention(section)
     if section.escape not in ("xml", "raw"):
         yield "escape", "xml or raw"
@@ -125,7 +125,9 @@ def _check_retention(section: FileDescriptorSection) -> Iterator[tuple[str, str]
     if not 0 <= section.keep_checkpoints <= MOST_CHECKPOINTS:
         yield "keep_checkpoints", f"0 (all) to {MOST_CHECKPOINTS}"
     kept_for = section.keep_checkpoints_for or "0"
-    yield from named("keep_checkpoints_for", parse_duration, kept_for, OptionError)
+    yield from check_value(
+        "keep_checkpoints_for", parse_duration, kept_for, OptionError
+    )
 
 
 def _room(text: str) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from hostlib.user_values import OptionError, named, parse_duration, parse_size
+from hostlib.user_values import OptionError, check_value, parse_duration, parse_size
 from supervisor.fleet.lease import LEAST_LEASE_S
 from supervisor.fleet.slices import DAY, NEVER
 from supervisor.fleet.store_address import fault_of, is_postgres, secret_files
@@ -74,8 +74,8 @@ def check_fleet(section: FleetSection) -> Iterator[tuple[str, str]]:
         yield "address", f"write IP:PORT as in 10.0.0.1:6379, not {section.address!r}"
     yield from _check_store(section.store)
     yield from _check_words(section)
-    yield from named("lease", _lease, section.lease, OptionError)
-    yield from named("base_size", parse_size, str(section.base_size), OptionError)
+    yield from check_value("lease", _lease, section.lease, OptionError)
+    yield from check_value("base_size", parse_size, str(section.base_size), OptionError)
     if not 0 <= section.bases_kept <= MOST_BASES:
         yield "bases_kept", f"at least 0, at most {MOST_BASES}"
     yield from _check_quota(section.quota)

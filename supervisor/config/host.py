@@ -9,7 +9,7 @@ import msgspec
 from hostlib.linux.descriptors import open_files_warnings
 from hostlib.user_values import (
     OptionError,
-    named,
+    check_value,
     parse_duration,
     parse_period,
     parse_size,
@@ -46,7 +46,7 @@ class LimitsSection(msgspec.Struct, forbid_unknown_fields=True):
 
 def check_host(section: HostSection) -> Iterator[tuple[str, str]]:
     """Yield (key, reason) for each value that ``[host]`` cannot have."""
-    yield from named("grace", parse_duration, section.grace, OptionError)
+    yield from check_value("grace", parse_duration, section.grace, OptionError)
     if not 1 <= section.max_children <= MAX_CHILDREN:
         yield "max_children", f"at least 1, at most {MAX_CHILDREN}"
     if section.log_format not in (None, "text", "json"):
@@ -76,9 +76,9 @@ def odd_limits(section: LimitsSection) -> Iterator[tuple[str, str]]:
 def check_limits(section: LimitsSection) -> Iterator[tuple[str, str]]:
     """Yield (key, reason) for each value that ``[limits]`` cannot have."""
     for key in ("write", "payload_budget"):
-        yield from named(key, parse_size, getattr(section, key), OptionError)
-    yield from named("line", _line, section.line, OptionError)
-    yield from named("deadline", parse_period, section.deadline, OptionError)
+        yield from check_value(key, parse_size, getattr(section, key), OptionError)
+    yield from check_value("line", _line, section.line, OptionError)
+    yield from check_value("deadline", parse_period, section.deadline, OptionError)
     for key in ("open_files_per_client", "clients_per_child"):
         if getattr(section, key) < 1:
             yield key, "at least 1"

@@ -12,7 +12,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from hostlib.messages import remedy
-from hostlib.user_values import joined
+from hostlib.user_values import join_key
 from supervisor.config.child import check_children, odd_restarts
 from supervisor.config.credential import check_credentials
 from supervisor.config.crosschecks import (
@@ -150,7 +150,7 @@ def warnings(config: Config, *, but: str | None = None) -> Iterator[tuple[str, s
             )
             odd = chain(odd, odd_policy_limits(policy), walls)
         for key, text in odd:
-            yield f"policy.{joined(name)}.{key}", text
+            yield f"policy.{join_key(name)}.{key}", text
 
 
 def machine_warnings(config: Config) -> Iterator[tuple[str, str]]:

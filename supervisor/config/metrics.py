@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from hostlib.user_values import OptionError, named
+from hostlib.user_values import OptionError, check_value
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -65,4 +65,4 @@ def _plain(host: str, port: int) -> str:
 
 def check_metrics(section: MetricsSection) -> Iterator[tuple[str, str]]:
     """Yield (key, reason) for each value that ``[metrics]`` cannot have."""
-    yield from named("listen", parse_listen, section.listen, OptionError)
+    yield from check_value("listen", parse_listen, section.listen, OptionError)

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from hostlib.messages import remedy
 from hostlib.paths import absolute
-from hostlib.user_values import joined
+from hostlib.user_values import join_key
 from supervisor.config.directories import places_of
 from supervisor.config.read import directory_fault
 from supervisor.spawn.request import SpawnError, find_executable
@@ -132,7 +132,7 @@ def _grant_fault(path: str, *, is_written: bool) -> str:
 def check_grants(config: Config) -> Iterator[tuple[str, str]]:
     """Yield (key, reason) for each grant that cannot be held."""
     for name, policy in config.policy.items():
-        where = f"policy.{joined(name)}"
+        where = f"policy.{join_key(name)}"
         for key in GRANTS:
             for path in getattr(policy, key):
                 # A path to be read and written is held once, for both.
@@ -149,7 +149,7 @@ def check_exposed(config: Config) -> Iterator[tuple[str, str]]:
 
         for path in filter(_is_possible, policy.expose):
             if why := fault_of(path):
-                yield f"policy.{joined(name)}.expose", why
+                yield f"policy.{join_key(name)}.expose", why
 
 
 def _is_possible(path: str) -> bool:
@@ -163,7 +163,7 @@ def check_workspaces(config: Config) -> Iterator[tuple[str, str]]:
         if path is None or not path.startswith("/") or "\0" in path:
             continue  # an impossible path is reported elsewhere
         if why := directory_fault(path):
-            yield f"sidecar.{joined(name)}.workspace", why
+            yield f"sidecar.{join_key(name)}.workspace", why
 
 
 def check_roots(config: Config) -> Iterator[tuple[str, str]]:
@@ -172,7 +172,7 @@ def check_roots(config: Config) -> Iterator[tuple[str, str]]:
     for name, policy in config.policy.items():
         if policy.root is None:
             continue
-        where = f"policy.{joined(name)}.root"
+        where = f"policy.{join_key(name)}.root"
         if why := directory_fault(policy.root):
             yield where, why
             continue
@@ -194,7 +194,7 @@ def check_bases(config: Config) -> Iterator[tuple[str, str]]:
     """Yield (key, reason) for each base that is unusable, or lies in another one."""
     seen: list[tuple[str, ConfiguredPlace]] = []
     for name, section in config.workspace.items():
-        key = f"workspace.{joined(name)}.base"
+        key = f"workspace.{join_key(name)}.base"
         reasons = list(islice(_faults_of_base(section.base), 1))
         yield from ((key, reason) for reason in reasons)
         if reasons:
@@ -222,7 +222,7 @@ def _check_repeated(
         for index, (name, place) in enumerate(used):
             for other, before in used[:index]:
                 if other != name and place.is_same(before):
-                    key = f"policy.{joined(policy_name)}.workspace"
+                    key = f"policy.{join_key(policy_name)}.workspace"
                     why = f"{name!r} and {other!r} have one base"
                     yield key, f"{why}, which a child sees once; leave one out"
 
@@ -274,7 +274,7 @@ def odd_places(config: Config) -> Iterator[tuple[str, str]]:
     for name, root in roots:
         for owner, other in seen:
             if root.is_same(other):
-                yield f"policy.{joined(name)}.root", _place_phrase(root, other, owner)
+                yield f"policy.{join_key(name)}.root", _place_phrase(root, other, owner)
         seen.append((name, root))
     for name, policy in config.policy.items():
         others = [(owner, root) for owner, root in roots if owner != name]
@@ -282,9 +282,9 @@ def odd_places(config: Config) -> Iterator[tuple[str, str]]:
             *_files_to_be_made(policy.write),
             *_reaching(others, policy.write),
         ):
-            yield f"policy.{joined(name)}.write", text
+            yield f"policy.{join_key(name)}.write", text
         for text in _reaching(others, [policy.home or ""]):
-            yield f"policy.{joined(name)}.home", text
+            yield f"policy.{join_key(name)}.home", text
 
 
 def _files_to_be_made(paths: Iterable[str]) -> Iterator[str]:
@@ -392,11 +392,11 @@ def _programs(config: Config) -> Iterator[tuple[str, str, str, str | None]]:
     for name, child in config.child.items():
         cwd = None if child.cwd is None else absolute(child.cwd)
         path = child.env.get("PATH", usual)
-        yield f"child.{joined(name)}.command", _first(child.command), path, cwd
+        yield f"child.{join_key(name)}.command", _first(child.command), path, cwd
     for name, sidecar in config.sidecar.items():
         if sidecar.backend == "local" and sidecar.start is not None:
             path = ":".join((*sidecar.path, usual))
-            key = f"sidecar.{joined(name)}.start"
+            key = f"sidecar.{join_key(name)}.start"
             yield key, _first(sidecar.start), path, sidecar.workspace
     if config.toolexec is not None and config.toolexec.notify is not None:
         command = config.toolexec.notify.command
@@ -423,10 +423,10 @@ def check_own(
     for name, policy in config.policy.items():
         for key, path in _policy_paths(policy):
             if why := _find_refusal(own, key, path):
-                yield f"policy.{joined(name)}.{key}", why
+                yield f"policy.{join_key(name)}.{key}", why
     for name, section in config.workspace.items():
         if why := _find_refusal(own, BASE, section.base):
-            yield f"workspace.{joined(name)}.{BASE}", why
+            yield f"workspace.{join_key(name)}.{BASE}", why
 
 
 def reaching_own(config: Config, key: str, paths: Iterable[str]) -> Iterator[str]:

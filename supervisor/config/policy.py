@@ -9,9 +9,9 @@ import msgspec
 from hostlib.linux.descriptors import open_files_warnings
 from hostlib.user_values import (
     OptionError,
-    joined,
+    check_value,
+    join_key,
     limit_faults,
-    named,
     network_limit_faults,
     parse_limits,
 )
@@ -68,7 +68,7 @@ def check_policies(section: Mapping[str, PolicySection]) -> Iterator[tuple[str, 
     """Yield (key, reason) for each value that a policy cannot have."""
     for name, policy in section.items():
         for key, reason in _check(policy):
-            yield f"{joined(name)}.{key}", reason
+            yield f"{join_key(name)}.{key}", reason
 
 
 def _check(policy: PolicySection) -> Iterator[tuple[str, str]]:
@@ -86,9 +86,9 @@ def _check(policy: PolicySection) -> Iterator[tuple[str, str]]:
             usable_recipe,
         )
 
-        yield from named("recipe", usable_recipe, policy.recipe, RecipeError)
+        yield from check_value("recipe", usable_recipe, policy.recipe, RecipeError)
     for name, reason in limit_faults(policy.limits):
-        yield f"limits.{joined(name)}", reason
+        yield f"limits.{join_key(name)}", reason
 
 
 def _check_publish(policy: PolicySection) -> Iterator[tuple[str, str]]:
@@ -160,13 +160,13 @@ def odd_policy_limits(policy: PolicySection) -> Iterator[tuple[str, str]]:
 def _check_lists(policy: PolicySection) -> Iterator[tuple[str, str]]:
     for key in ("read", "write", "expose"):
         for path in getattr(policy, key):
-            yield from named(key, _path, path, OptionError)
+            yield from check_value(key, _path, path, OptionError)
     if policy.home is not None:
-        yield from named("home", _path, policy.home, OptionError)
+        yield from check_value("home", _path, policy.home, OptionError)
     for name in policy.home_files:
-        yield from named("home_files", _home_file, name, OptionError)
+        yield from check_value("home_files", _home_file, name, OptionError)
     for tool in policy.tools or ():
-        yield from named("tools", _tool, tool, OptionError)
+        yield from check_value("tools", _tool, tool, OptionError)
 
 
 def _path(path: str) -> None:

@@ -23,7 +23,7 @@ import trio
 from hostlib.user_values import Limits
 from supervisor.config.read import Fault
 from supervisor.config.sandbox import unavailable_phrase
-from supervisor.config.walls import requiring
+from supervisor.config.walls import find_required_profiles
 from supervisor.sandbox import groups as sandbox_groups
 from supervisor.sandbox import start
 from supervisor.sandbox.plan import Machine, WantedWalls, is_of_the_machine
@@ -77,11 +77,11 @@ async def try_profiles(
     found: dict[tuple[str, str], SpawnError | None] = {}
     faults, untried = [], []
     async with _reserve() as reserve:
-        for _, profile, network in requiring(config):
+        for _, profile, network in find_required_profiles(config):
             asked = profile.name, network
             if asked not in found:
                 found[asked] = await _try(launcher, machine, reserve, profile, network)
-    for key, profile, network in requiring(config):
+    for key, profile, network in find_required_profiles(config):
         why = found[profile.name, network]
         if why is not None and is_of_the_machine(why):
             is_required = why.stage in profile.required
@@ -166,7 +166,9 @@ def try_alone(launchpad: LaunchpadProcess, config: Config) -> Findings:
     except* (LaunchpadLost, OSError) as group:
         why = group.exceptions[0]
     text = f"what it requires could not be tried: {why}"
-    return Findings(untried=tuple((key, text) for key, *_ in requiring(config)))
+    return Findings(
+        untried=tuple((key, text) for key, *_ in find_required_profiles(config))
+    )
 
 
 async def _try_alone(launchpad: LaunchpadProcess, config: Config) -> Findings:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Union, get_args, get_origin
 import msgspec
 
 from hostlib.messages import remedy
-from hostlib.user_values import joined
+from hostlib.user_values import join_key
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -105,7 +105,7 @@ class DocumentReader:
         fields = {field.encode_name: field for field in msgspec.structs.fields(kind)}
         found: dict[str, Any] = {}
         for key, item in value.items():
-            where = f"{path}.{joined(key)}" if path else joined(key)
+            where = f"{path}.{join_key(key)}" if path else join_key(key)
             field = fields.get(key)
             if field is None:
                 known = ", ".join(fields)
@@ -128,7 +128,7 @@ class DocumentReader:
             return msgspec.UNSET
         found = {}
         for name, item in value.items():
-            read = self.read(kind, item, f"{path}.{joined(name)}")
+            read = self.read(kind, item, f"{path}.{join_key(name)}")
             if read is not msgspec.UNSET:
                 found[name] = read
         return found

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from hostlib.user_values import joined
+from hostlib.user_values import join_key
 from supervisor.sandbox.forecast import (
     foreseen,
     keeps_network,
@@ -24,7 +24,7 @@ from supervisor.sandbox.plan import (
     Machine,
     Plan,
     Profile,
-    named,
+    make_profile,
 )
 from supervisor.spawn.request import SpawnError
 
@@ -50,14 +50,16 @@ class SandboxSection(msgspec.Struct, forbid_unknown_fields=True):
 def check_sandboxes(section: Mapping[str, SandboxSection]) -> Iterator[tuple[str, str]]:
     """Yield (key, reason) for each fault in ``[sandbox]``."""
     for name, profile in section.items():
-        where = joined(name)
+        where = join_key(name)
         if name in PROFILES:
             yield where, f"{name!r} is a profile of its own; choose another name"
         for key in ("layers", "required"):
             for layer in set(getattr(profile, key) or ()) - LAYERS.keys():
                 known = ", ".join(LAYERS)
                 yield f"{where}.{key}", f"no layer {layer!r}; there are {known}"
-        layers = named(name, profile.layers).layers  # some are part of every profile
+        layers = make_profile(
+            name, profile.layers
+        ).layers  # some are part of every profile
         if not profile.unix_sockets and "seccomp" not in layers:
             why = "false is kept by the layer 'seccomp', which is not among the layers"
             yield f"{where}.unix_sockets", f"{why}; add it there"
@@ -243,5 +245,5 @@ def profile_named(name: str, known: Mapping[str, SandboxSection]) -> Profile | N
     section = known.get(name)
     if section is None:
         return None
-    found = named(name, section.layers, section.required)
+    found = make_profile(name, section.layers, section.required)
     return replace(found, unix_sockets=section.unix_sockets)

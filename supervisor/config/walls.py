@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from hostlib.user_values import joined
+from hostlib.user_values import join_key
 from supervisor.config.policy import network_keys_of, network_word
 from supervisor.config.read import names_of
 from supervisor.config.sandbox import (
@@ -43,15 +43,15 @@ def check_walls(
     for name, policy in config.policy.items():
         network = network_word(policy)
         for key, why in check_use(policy.sandbox, network, known):
-            yield f"policy.{joined(name)}.{key}", why
+            yield f"policy.{join_key(name)}.{key}", why
         profile = profile_named(policy.sandbox, config.sandbox)
         if profile is not None:  # else a fault that is reported elsewhere
             for key, why in _check_network(profile, policy):
-                yield f"policy.{joined(name)}.{key}", why
+                yield f"policy.{join_key(name)}.{key}", why
             for limit, why in check_kept(profile, policy.limits):
-                yield f"policy.{joined(name)}.limits.{limit}", why
+                yield f"policy.{join_key(name)}.limits.{limit}", why
             for why in check_kernel(profile):
-                yield f"policy.{joined(name)}.sandbox", why
+                yield f"policy.{join_key(name)}.sandbox", why
 
 
 def _check_network(
@@ -73,7 +73,7 @@ def check_walls_of_sidecars(config: Config) -> Iterator[tuple[str, str]]:
     for name, sidecar in config.sidecar.items():
         # An unknown one is reported elsewhere.
         for why in check_kernel(PROFILES.get(sidecar.sandbox, PROFILES[NONE])):
-            yield f"sidecar.{joined(name)}.sandbox", why
+            yield f"sidecar.{join_key(name)}.sandbox", why
 
 
 def check_ways(config: Config) -> Iterator[tuple[str, str]]:
@@ -84,7 +84,7 @@ def check_ways(config: Config) -> Iterator[tuple[str, str]]:
             continue
         instead = "have a layer netns, or tools = []"
         if why := way_fault(profile, network_word(policy), "their tools", instead):
-            yield f"policy.{joined(name)}.sandbox", why
+            yield f"policy.{join_key(name)}.sandbox", why
 
 
 def odd_walls(
@@ -167,7 +167,7 @@ def odd_sidecars(config: Config) -> Iterator[tuple[str, str]]:
                 f" {alone[0]!r}, which have none, may write: they can send by it; leave"
                 " start or workspace out if that is not meant"
             )
-            yield f"sidecar.{joined(name)}.start", text
+            yield f"sidecar.{join_key(name)}.start", text
 
 
 def _is_kept_from(config: Config, policy: PolicySection) -> bool:
@@ -178,15 +178,15 @@ def _is_kept_from(config: Config, policy: PolicySection) -> bool:
     return bool(profile.layers) and keeps_network(profile)
 
 
-def requiring(config: Config) -> Iterator[tuple[str, Profile, str]]:
+def find_required_profiles(config: Config) -> Iterator[tuple[str, Profile, str]]:
     """Yield (key, profile, network) of each policy and sidecar with a required layer."""
     for name, policy in config.policy.items():
         profile = profile_named(policy.sandbox, config.sandbox)
         if profile is not None and profile.required:
-            key = f"policy.{joined(name)}.sandbox"
+            key = f"policy.{join_key(name)}.sandbox"
             yield key, profile, network_word(policy) or "none"
     for name, sidecar in config.sidecar.items():
         # A fault of its name is reported elsewhere.
         profile = PROFILES.get(sidecar.sandbox)
         if profile is not None and profile.required and sidecar.backend == "local":
-            yield f"sidecar.{joined(name)}.sandbox", profile, "host"
+            yield f"sidecar.{join_key(name)}.sandbox", profile, "host"

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from hostlib.user_values import OptionError, joined, parse_duration
+from hostlib.user_values import OptionError, join_key, parse_duration
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -134,7 +134,7 @@ class LlmSection(msgspec.Struct, forbid_unknown_fields=True):
             yield "api_key_file", self.api_key_file
         for name, model in self.models.items():
             if model.api_key_file is not None:
-                yield f"models.{joined(name)}.api_key_file", model.api_key_file
+                yield f"models.{join_key(name)}.api_key_file", model.api_key_file
 
 
 def check(section: LlmSection) -> Iterator[tuple[str, str]]:
@@ -144,7 +144,7 @@ def check(section: LlmSection) -> Iterator[tuple[str, str]]:
     yield from _check_models(section)
     yield from _check_quota(section.quota)
     for name in section.presets:
-        key = f"presets.{joined(name)}"
+        key = f"presets.{join_key(name)}"
         if not name or any(not c.isprintable() or c in " @" for c in name):
             yield key, "a name without blanks, control characters and @"
 
@@ -182,11 +182,11 @@ def _check_models(section: LlmSection) -> Iterator[tuple[str, str]]:
     yield from _check_apis("api", section.api)
     for pattern, name in section.alias.items():
         if not pattern or not name.strip():
-            yield f"alias.{joined(pattern)}", "a pattern, and a model's name"
+            yield f"alias.{join_key(pattern)}", "a pattern, and a model's name"
     yield from _check_place("", section.base_url, section.api_key_file)
     yield from _check_bound("", section.max_tokens_as)
     for name, model in section.models.items():
-        where = f"models.{joined(name)}."
+        where = f"models.{join_key(name)}."
         if model.api_key_file is not None and model.base_url is None:
             yield f"{where}api_key_file", "a key needs its own base_url beside it"
         yield from _check_place(where, model.base_url, model.api_key_file)
@@ -204,7 +204,7 @@ def _check_restricted(value: str | dict[str, str]) -> Iterator[tuple[str, str]]:
     for name, model in value.items():
         if name not in (*APIS, "embeddings", "default"):
             text = "chat, responses, messages, embeddings or default"
-            yield f"restricted_model.{joined(name)}", text
+            yield f"restricted_model.{join_key(name)}", text
         if not model.strip():
             yield "restricted_model", "a model's name"
 
@@ -255,7 +255,7 @@ def _check_quota(quota: QuotaSection) -> Iterator[tuple[str, str]]:
         yield "quota.window", "run, day or never"
     yield from _check_weights("quota.weights", quota.weights)
     for name, weights in quota.models.items():
-        yield from _check_weights(f"quota.models.{joined(name)}", weights)
+        yield from _check_weights(f"quota.models.{join_key(name)}", weights)
 
 
 def _check_weights(where: str, weights: Weights) -> Iterator[tuple[str, str]]:

@@ -68,9 +68,9 @@ def layers_on_the_wire(
     found.update(_choose_namespaces(layers, wanted))
     if layers & {"landlock", "mountns"}:
         files = wanted.files
-        view = _view(layers, wanted, executable).hiding(files.hidden)
+        view = _view(layers, wanted, executable).hide(files.hidden)
         _check_nothing_hidden(files)
-        view = view.showing(files.mounts)
+        view = view.show(files.mounts)
         if not view.cwd:
             raise _directory_error(files.cwd)
         if _is_of_a_process(view.cwd):

@@ -122,7 +122,7 @@ PROFILES = {
 """Those that need no configuration."""
 
 
-def named(
+def make_profile(
     name: str, layers: Iterable[str] | None, required: Iterable[str] = ()
 ) -> Profile:
     """Return a profile of the configuration; ``layers`` None are all."""

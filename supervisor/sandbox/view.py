@@ -65,7 +65,7 @@ class View(NamedTuple):
     cwd: str = ""
     exposed: tuple[tuple[str, str], ...] = ()
 
-    def hiding(self, locations: Iterable[Location]) -> View:
+    def hide(self, locations: Iterable[Location]) -> View:
         """Return it with some directories empty, but for what its rules name in them.
 
         One that is the working directory itself is there, and as it is.
@@ -92,7 +92,7 @@ class View(NamedTuple):
         )
         return self._replace(rules=tuple(rules))
 
-    def showing(self, mounts: Iterable[ShownMount]) -> View:
+    def show(self, mounts: Iterable[ShownMount]) -> View:
         """Return it with mounts of the host's in place of all that is beneath them."""
         rules = list(self.rules)
         for mount in mounts:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from hostlib.user_values import OptionError, named, parse_duration, parse_size
+from hostlib.user_values import OptionError, check_value, parse_duration, parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,9 +44,9 @@ class ToolexecSection(msgspec.Struct, forbid_unknown_fields=True):
 
 def check_toolexec(section: ToolexecSection) -> Iterator[tuple[str, str]]:
     """Yield (key, reason) for each value that cannot be used."""
-    yield from named("listen", parse_listen, section.listen, OptionError)
-    yield from named("timeout", parse_duration, section.timeout, OptionError)
-    yield from named("log_limit", _log_limit, section.log_limit, OptionError)
+    yield from check_value("listen", parse_listen, section.listen, OptionError)
+    yield from check_value("timeout", parse_duration, section.timeout, OptionError)
+    yield from check_value("log_limit", _log_limit, section.log_limit, OptionError)
     if section.max_executions < 1:
         yield "max_executions", "at least 1"
     notify = section.notify
@@ -58,7 +58,7 @@ def check_toolexec(section: ToolexecSection) -> Iterator[tuple[str, str]]:
         if notify.max_args < 0:
             yield "notify.max_args", "at least 0"
         timeout = notify.timeout
-        yield from named("notify.timeout", parse_duration, timeout, OptionError)
+        yield from check_value("notify.timeout", parse_duration, timeout, OptionError)
 
 
 def parse_listen(texts: list[str]) -> tuple[bool, tuple[str, int] | None]:

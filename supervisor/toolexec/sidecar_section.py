@@ -10,9 +10,9 @@ import msgspec
 from hostlib.user_values import (
     Limits,
     OptionError,
-    joined,
+    check_value,
+    join_key,
     limit_faults,
-    named,
     parse_duration,
 )
 from supervisor.sandbox.plan import PROFILES
@@ -55,9 +55,9 @@ def check_sidecars(
     for name, sidecar in section.items():
         if _NAME.fullmatch(name) is None:
             reason = "a name is letters, digits, '_', '.', '-', at most 63"
-            yield joined(name), reason
+            yield join_key(name), reason
         for key, reason in _faults(sidecar):
-            yield f"{joined(name)}.{key}", reason
+            yield f"{join_key(name)}.{key}", reason
 
 
 def limit_texts(section: SidecarSection) -> list[str]:
@@ -127,9 +127,9 @@ def _faults_of_paths(section: SidecarSection) -> Iterator[tuple[str, str]]:
 
 
 def _faults_of_limits(section: SidecarSection) -> Iterator[tuple[str, str]]:
-    yield from named("timeout", parse_duration, section.timeout, OptionError)
+    yield from check_value("timeout", parse_duration, section.timeout, OptionError)
     for name, reason in limit_faults(section.limits):
-        yield f"limits.{joined(name)}", reason
+        yield f"limits.{join_key(name)}", reason
     for name in Limits._fields:
         if name in section.limits and name not in _KERNEL_LIMITS:
             known = ", ".join(_KERNEL_LIMITS)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from hostlib.paths import absolute
-from hostlib.user_values import OptionError, joined, named, parse_size
+from hostlib.user_values import OptionError, check_value, join_key, parse_size
 from supervisor.workspace.settings import USUAL, WorkspaceSettings
 from supervisor.workspace.use import MODES, WorkspaceUse
 
@@ -51,11 +51,11 @@ def check_sections(
     for name, workspace in section.items():
         if not NAME.fullmatch(name) or HALF in name:
             yield (
-                joined(name),
+                join_key(name),
                 f"a name of a workspace is {NAME.pattern}; choose another",
             )
         for key, reason in _faults(workspace):
-            yield f"{joined(name)}.{key}", reason
+            yield f"{join_key(name)}.{key}", reason
 
 
 def _faults(section: WorkspaceSection) -> Iterator[tuple[str, str]]:
@@ -63,7 +63,7 @@ def _faults(section: WorkspaceSection) -> Iterator[tuple[str, str]]:
         yield "mode", f"one of {', '.join(MODES)}, not {section.mode!r}"
     for key in ("hide", "guard"):
         for pattern in getattr(section, key) or ():
-            yield from named(key, check_pattern, pattern, OptionError)
+            yield from check_value(key, check_pattern, pattern, OptionError)
     if section.mode in MODES and section.mode != "review":
         yield from _faults_without_layer(section)
     yield from _limit_faults(section.limits)
@@ -96,7 +96,7 @@ def _faults_without_layer(section: WorkspaceSection) -> Iterator[tuple[str, str]
 def _limit_faults(limits: WorkspaceLimits) -> Iterator[tuple[str, str]]:
     if limits.bytes is not None:
         size = str(limits.bytes)
-        yield from named("limits.bytes", parse_size, size, OptionError)
+        yield from check_value("limits.bytes", parse_size, size, OptionError)
     if limits.files is not None and limits.files < 1:
         yield "limits.files", "at least 1"
 

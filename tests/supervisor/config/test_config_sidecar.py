@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from hostlib.user_values import joined
+from hostlib.user_values import join_key
 from supervisor.toolexec.sidecar_section import SidecarSection, check_sidecars
 
 CONTAINER = {"kind": "go", "backend": "docker", "image": "i", "workspace": "/w"}
@@ -76,4 +76,4 @@ def test_what_it_may_not(key: str, section: dict[str, Any]) -> None:
 @pytest.mark.parametrize("name", ["", "-x", "a b", "a/b", "x" * 64, "é"])
 def test_a_name_is_one_for_files_and_containers(name: str) -> None:
     ((where, _),) = faults(name)
-    assert where == joined(name)
+    assert where == join_key(name)

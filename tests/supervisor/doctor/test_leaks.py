@@ -21,7 +21,7 @@ from hostlib.linux.holdings import Baseline
 from supervisor.control.server import serve_control
 from supervisor.doctor import leaks
 from supervisor.doctor.leaks import check_host, named_descriptors
-from supervisor.sandbox.plan import named
+from supervisor.sandbox.plan import make_profile
 from supervisor.sandbox.scratch import Scratch
 from tests.helpers.spawning import ROOT, watching
 from tests.helpers.stage import Stage, eventually, stage
@@ -409,7 +409,9 @@ async def test_every_part_names_descriptors_that_are_open(stage: Stage) -> None:
 
 # A child that waits for an order is the launchpad's, and no leftover.
 async def test_children_in_stock_are_no_leaks(stage: Stage) -> None:
-    stage.sandbox = named("privileges", ["no_new_privs"])  # the least that is kept
+    stage.sandbox = make_profile(
+        "privileges", ["no_new_privs"]
+    )  # the least that is kept
     for _ in range(3):
         await (await stage.sh("exit 0")).wait_gone()
     await eventually(lambda: stock_of(stage.launchpad))

@@ -20,7 +20,7 @@ from supervisor.doctor.leaks import named_descriptors
 from supervisor.llm import endpoint
 from supervisor.llm.endpoint import DoorState, EndpointState
 from supervisor.sandbox import start
-from supervisor.sandbox.plan import PROFILES, Profile, named
+from supervisor.sandbox.plan import PROFILES, Profile, make_profile
 from supervisor.spawn.inner_pair import InnerListener
 from tests.helpers.leaks import no_descriptor_left
 from tests.helpers.stage import Puppet, Stage, descriptors, eventually, open_stage
@@ -237,7 +237,7 @@ async def test_a_listener_that_fails_ends_alone(
     assert await other.do("get()") == 200
 
 
-NONE, LANDLOCKED = PROFILES["none"], named("landlock", ["landlock", "seccomp"])
+NONE, LANDLOCKED = PROFILES["none"], make_profile("landlock", ["landlock", "seccomp"])
 
 
 @pytest.mark.nobody

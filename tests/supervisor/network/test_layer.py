@@ -30,7 +30,7 @@ from supervisor.network.service import (
 )
 from supervisor.network.settings import settings_from
 from supervisor.sandbox import host_directories
-from supervisor.sandbox.plan import PROFILES, named
+from supervisor.sandbox.plan import PROFILES, make_profile
 from supervisor.spawn.inner_pair import InnerListener
 from tests.helpers.leaks import no_descriptor_left
 from tests.helpers.stage import Puppet, Stage, descriptors, open_stage, stage
@@ -493,8 +493,11 @@ async def test_a_nested_client_gives_up_no_rules_of_its_parent(scene: Scene) -> 
     ("profile", "layer"),
     [
         (PROFILES["none"], "netns"),
-        (named("bare", ["landlock", "seccomp"]), "netns"),
-        (named("rootless", ["userns", "netns", "landlock", "seccomp"]), "mountns"),
+        (make_profile("bare", ["landlock", "seccomp"]), "netns"),
+        (
+            make_profile("rootless", ["userns", "netns", "landlock", "seccomp"]),
+            "mountns",
+        ),
     ],
     ids=["none", "no netns", "no mountns"],
 )

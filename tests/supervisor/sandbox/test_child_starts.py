@@ -9,7 +9,7 @@ from typing import NoReturn
 import pytest
 
 from supervisor.sandbox import start
-from supervisor.sandbox.plan import PROFILES, Profile, named
+from supervisor.sandbox.plan import PROFILES, Profile, make_profile
 from supervisor.sandbox.scratch import remove_tree
 from tests.helpers.stage import Stage, stage
 
@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.attack]
 # attack 3: it lies in the child's root, so the child may have made it
 @pytest.mark.parametrize(
     "sandbox",
-    [PROFILES["auto"], named("landlock", ["landlock"])],
+    [PROFILES["auto"], make_profile("landlock", ["landlock"])],
     ids=lambda profile: profile.name,
 )
 async def test_a_link_of_its_own_is_no_working_directory(

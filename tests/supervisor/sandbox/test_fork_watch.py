@@ -20,7 +20,7 @@ from hostlib.user_values import Limits
 from supervisor.children.child import Child
 from supervisor.sandbox import start
 from supervisor.sandbox.fork_watch import CALM_S, CPUS, LOOK_S, REFUSALS, ForkWatch
-from supervisor.sandbox.plan import PROFILES, named
+from supervisor.sandbox.plan import PROFILES, make_profile
 from supervisor.spawn.request import SpawnRequest
 from tests.helpers.stage import Stage, eventually, stage
 
@@ -360,7 +360,7 @@ async def test_the_rlimit_is_twice_what_a_group_keeps(stage: Stage) -> None:
     kept = await stage.sh("sleep 100", sandbox=auto, **more)
     times = 2 if kept.limits.groups.kept_processes(limits) else 1
     assert most_processes(kept) == (60 * times, 60 * times)
-    bare = named("bare", sorted(auto.layers - {"cgroup"}))
+    bare = make_profile("bare", sorted(auto.layers - {"cgroup"}))
     assert most_processes(await stage.sh("sleep 100", sandbox=bare, **more)) == (60, 60)
     # A group that could not be joined once is not asked for again.
     stage.host.machine.lacking["cgroup"] = "it is full"

@@ -18,7 +18,7 @@ from supervisor.sandbox.plan import (
     Machine,
     Plan,
     Walls,
-    named,
+    make_profile,
 )
 from supervisor.sandbox.shown_files import ShownFiles
 from supervisor.sandbox.view import PathRule, View
@@ -150,7 +150,7 @@ def test_others_need_one_for_namespaces(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_what_hangs_on_a_missing_layer_is_missing_too(machine: Machine) -> None:
-    profile = named("as root", LAYERS.keys() - {"uid"})
+    profile = make_profile("as root", LAYERS.keys() - {"uid"})
     plan = Plan(profile, "none", machine)
     assert plan.failed(failure("mountns", errno.ENOSYS))
     assert {"mountns", "pidns"}.isdisjoint(plan.wanted())
@@ -201,7 +201,7 @@ def test_a_group_that_vanished_is_missing_at_one_start(
     assert "cgroup" not in plan.wanted()
     assert plan.missing["cgroup"] == os.strerror(number)
     assert "cgroup" in Plan(PROFILES["auto"], "none", machine).wanted()
-    needed = Plan(named("mine", None, ["cgroup"]), "none", machine)
+    needed = Plan(make_profile("mine", None, ["cgroup"]), "none", machine)
     with pytest.raises(SpawnError, match="'cgroup' is required and missing"):
         needed.failed(failure("cgroup", number))
 
@@ -213,7 +213,7 @@ def test_a_program_that_cannot_be_executed_is_no_layer(machine: Machine) -> None
 
 
 def test_a_required_layer_is_required_from_the_first_child_on(machine: Machine) -> None:
-    profile = named("mine", ["landlock", "seccomp"], ["landlock"])
+    profile = make_profile("mine", ["landlock", "seccomp"], ["landlock"])
     with pytest.raises(SpawnError, match="'landlock' is required and missing"):
         Plan(profile, "none", machine).failed(failure("landlock", errno.ENOSYS))
     machine.lacking["landlock"] = "no such thing"
@@ -233,9 +233,9 @@ def test_a_required_layer_that_has_no_use_here_refuses_the_start(
 ) -> None:
     said = f"'{layer}' is required and not made here: {why}"
     with pytest.raises(SpawnError, match=said) as info:
-        Plan(named("mine", None, [layer]), network, machine).wanted()
+        Plan(make_profile("mine", None, [layer]), network, machine).wanted()
     assert info.value.exit_status == 125
-    plan = Plan(named("mine", None), network, machine)
+    plan = Plan(make_profile("mine", None), network, machine)
     assert layer not in plan.wanted() | plan.missing.keys()
 
 

@@ -24,7 +24,7 @@ def test_what_is_hidden_comes_after_what_it_lies_in_and_before_what_lies_in_it()
     None
 ):
     own = (PathRule("/w/tmp/base/tmp", "write"), PathRule("/w/tmp/base/run", "write"))
-    view = View((*own, WORK), (), "/w").hiding((BASE, STATE))
+    view = View((*own, WORK), (), "/w").hide((BASE, STATE))
     assert trees(view) == [
         ("/w", "execute", True),
         ("/w/state", "hide", (1, 3)),
@@ -38,7 +38,7 @@ def test_what_is_hidden_comes_after_what_it_lies_in_and_before_what_lies_in_it()
 def test_what_is_hidden_is_there_again_if_a_rule_names_it(kind: str) -> None:
     # Without what hides it, it would be there with what it lies in.
     rules = (WORK, PathRule("/w/state/bin", kind, mapped=True))
-    view = View(rules, (), "/w").hiding((STATE,))
+    view = View(rules, (), "/w").hide((STATE,))
     assert trees(view)[1:] == [
         ("/w/state", "hide", (1, 3)),
         ("/w/state/bin", kind, True),
@@ -50,7 +50,7 @@ def test_what_lies_in_nothing_that_is_seen_is_not_hidden() -> None:
     view = View(
         (PathRule("/w/tmp/base/tmp", "write"), PathRule("/w/tmp", "list")), (), "/x"
     )
-    assert trees(view.hiding((BASE, STATE))) == [("/w/tmp/base/tmp", "write", False)]
+    assert trees(view.hide((BASE, STATE))) == [("/w/tmp/base/tmp", "write", False)]
 
 
 @pytest.mark.parametrize("kind", ["execute", "write"])
@@ -61,26 +61,26 @@ def test_a_working_directory_that_is_hidden_to_others_is_there_as_it_is(
         PathRule("/w/state", kind, mapped=True),
         PathRule("/w/other", kind, mapped=True),
     )
-    view = View(rules, (), "/w/state").hiding((STATE,))
+    view = View(rules, (), "/w/state").hide((STATE,))
     assert trees(view) == [("/w/other", kind, True), ("/w/state", kind, False)]
 
 
 def test_it_is_hidden_by_each_of_its_names(monkeypatch: pytest.MonkeyPatch) -> None:
     names = {"/x/state": frozenset({"/w/state"})}
     monkeypatch.setattr("supervisor.sandbox.view.other_names", names.__getitem__)
-    view = View((WORK,), (), "/w").hiding((Location("/x/state", (1, 3)),))
+    view = View((WORK,), (), "/w").hide((Location("/x/state", (1, 3)),))
     assert trees(view)[1:] == [("/w/state", "hide", (1, 3))]
 
 
 def test_landlock_hears_nothing_of_it() -> None:
-    view = View((WORK,), (), "/w").hiding((BASE, STATE))
+    view = View((WORK,), (), "/w").hide((BASE, STATE))
     assert view.landlock() == ((b"/w", "execute"),)
 
 
 def test_links_are_made_in_what_hides_but_not_in_what_is_seen() -> None:
     links = (("/w/a", "b"), ("/w/state/a", "b"), ("/w/state/bin/a", "b"), ("/a", "b"))
     rules = (WORK, PathRule("/w/state/bin", "execute", mapped=True))
-    view = View(rules, links, "/w").hiding((STATE,))
+    view = View(rules, links, "/w").hide((STATE,))
     made = view.symlinks(view.mounts())
     assert made == ((b"/a", b"b"), (b"/w/state/a", b"b"))
 

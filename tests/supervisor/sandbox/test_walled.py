@@ -25,7 +25,7 @@ from supervisor.sandbox.plan import (
     Profile,
     Walls,
     WantedWalls,
-    named,
+    make_profile,
 )
 from supervisor.sandbox.shown_files import ShownFiles
 from supervisor.spawn.request import SpawnError, SpawnRequest
@@ -34,7 +34,7 @@ from tests.helpers.spawning import LauncherStage, staged
 pytestmark = pytest.mark.attack
 
 AUTO = PROFILES["auto"]
-LANDLOCK = named("landlock", ["landlock"])
+LANDLOCK = make_profile("landlock", ["landlock"])
 
 
 @pytest.fixture
@@ -230,7 +230,7 @@ async def test_what_fails_for_one_childs_paths_only_is_that_childs(
     tmp_path: Path, machine: Machine, layer: str, is_required: bool
 ) -> None:
     launcher = _Launcher(layer, errno.EINVAL, os.fsencode(tmp_path))
-    profile = named("mine", None, [layer] if is_required else [])
+    profile = make_profile("mine", None, [layer] if is_required else [])
     with pytest.raises(SpawnError) as refused:
         await tried(launcher, machine, tmp_path, profile)
     text = refused.value.text
@@ -261,7 +261,7 @@ async def test_what_is_required_and_fails_for_everybody_is_missing(
 ) -> None:
     launcher = _Launcher(layer, errno.ENOSYS)
     with pytest.raises(SpawnError, match=f"'{layer}' is required and missing"):
-        await tried(launcher, machine, tmp_path, named("mine", None, [layer]))
+        await tried(launcher, machine, tmp_path, make_profile("mine", None, [layer]))
 
 
 # attack 50: nobody is root for that.
@@ -279,7 +279,7 @@ async def test_what_fails_for_everybody_makes_no_child_root(
 async def test_what_fails_for_everybody_the_machine_lacks(
     tmp_path: Path, machine: Machine, layer: str
 ) -> None:
-    profile = named("as root", LAYERS.keys() - {"uid"})
+    profile = make_profile("as root", LAYERS.keys() - {"uid"})
     launcher = _Launcher(layer, errno.ENOSYS)
     walls = await tried(launcher, machine, tmp_path, profile)
     assert machine.lacking == {layer: os.strerror(errno.ENOSYS)}

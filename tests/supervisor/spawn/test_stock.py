@@ -14,7 +14,7 @@ import pytest
 import trio
 
 from hostlib.linux import processes
-from supervisor.sandbox.plan import PROFILES, named
+from supervisor.sandbox.plan import PROFILES, make_profile
 from supervisor.spawn.launchpad.order import Order
 from supervisor.spawn.launchpad.prefork import SHAPES, Stock
 from tests.helpers.command import small_disk
@@ -26,9 +26,9 @@ pytestmark = pytest.mark.slow
 NAMESPACES = ["mountns", "pidns", "netns", "ipcns", "utsns", "userns"]
 KINDS = {
     # The least that takes a fork.
-    "privileges": named("privileges", ["no_new_privs"]),
-    "landlock": named("landlock", ["landlock", "seccomp"]),
-    "namespaces": named("namespaces", NAMESPACES),
+    "privileges": make_profile("privileges", ["no_new_privs"]),
+    "landlock": make_profile("landlock", ["landlock", "seccomp"]),
+    "namespaces": make_profile("namespaces", NAMESPACES),
     "auto": PROFILES["auto"],
 }
 
@@ -207,7 +207,7 @@ async def test_an_order_for_one_who_is_stopped_can_be_taken_back(stage: Stage) -
 
 async def test_the_last_kinds_displace_those_before(stage: Stage) -> None:
     pids = set()
-    more = [named(name, [name]) for name in ("netns", "utsns")]
+    more = [make_profile(name, [name]) for name in ("netns", "utsns")]
     for profile in (*KINDS.values(), *more):
         stage.sandbox = profile
         for _ in range(3):

@@ -22,7 +22,7 @@ from pathlib import Path
 import pytest
 
 from supervisor.sandbox import ownership
-from supervisor.sandbox.plan import FIRST_USER, PROFILES, named
+from supervisor.sandbox.plan import FIRST_USER, PROFILES, make_profile
 from tests.helpers.command import commands_are_forked
 from tests.helpers.figures import tell
 from tests.helpers.rounds import LONG
@@ -38,7 +38,7 @@ __all__ = [
 ]
 
 LAYERS = ("mountns", "pidns", "netns", "ipcns", "utsns", "userns")
-NAMESPACES = named("namespaces", list(LAYERS))
+NAMESPACES = make_profile("namespaces", list(LAYERS))
 """The walls of bubblewrap alone."""
 
 AS_ROOT = replace(PROFILES["auto"], layers=PROFILES["auto"].layers - frozenset({"uid"}))

@@ -22,7 +22,7 @@ import trio
 
 from supervisor.children.child import Child
 from supervisor.parts import Settings
-from supervisor.sandbox.plan import named
+from supervisor.sandbox.plan import make_profile
 from supervisor.sandbox.scratch import Scratch
 from tests.helpers.command import sandhost
 from tests.helpers.rounds import LONG
@@ -253,7 +253,7 @@ async def test_a_working_directory_is_not_to_be_changed(
         pytest.skip("a host that is not root has no users to give")
     if os.geteuid() == 0 and mounts == ("mountns",) and "landlock" not in others:
         pytest.skip("what else runs as root here decides: the test below")
-    attacker.stage.sandbox = named("tried", [*mounts, *others, *BESIDE])
+    attacker.stage.sandbox = make_profile("tried", [*mounts, *others, *BESIDE])
     cwd = attacker.stage.where / "cwd"
     names, everything = seen_of(cwd), all_of(cwd)
     child = await hammered(attacker)
@@ -289,9 +289,9 @@ async def test_another_childs_root_is_no_way_to_the_working_directory(
             pytest.skip("a host that is not root has no users to give")
         is_kept = True  # by its user namespace: the other one's is not beneath it
     cwd = attacker.stage.where / "cwd"
-    attacker.stage.sandbox = named("without mountns", ["landlock", "seccomp"])
+    attacker.stage.sandbox = make_profile("without mountns", ["landlock", "seccomp"])
     await attacker.victim()
-    attacker.stage.sandbox = named("tried", ["mountns", *more, *BESIDE])
+    attacker.stage.sandbox = make_profile("tried", ["mountns", *more, *BESIDE])
     everything = all_of(cwd)
     child = await hammered(attacker)
     assert "mountns" in dict(child.walls.applied)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.sandbox.plan import PROFILES, named
+from supervisor.sandbox.plan import PROFILES, make_profile
 from supervisor.sandbox.scratch import Scratch
 from supervisor.spawn.launchpad.layers import landlock
 from tests.helpers.stage import open_stage
@@ -23,10 +23,10 @@ from tests.system.attacks.test_walls import LOOKING, Attacker, listening
 
 __all__ = ["listening"]
 
-KERNELS = named("kernels", ["landlock", "seccomp"])
+KERNELS = make_profile("kernels", ["landlock", "seccomp"])
 """The layers of a host that is not root and can make no namespaces."""
 
-OPEN = named("open", ["landlock"])
+OPEN = make_profile("open", ["landlock"])
 NO_PATHS = replace(KERNELS, unix_sockets=False)
 
 
@@ -50,7 +50,7 @@ for name in ('sys/kernel/core_pattern', 'sys/vm/drop_caches', 'sysrq-trigger'):
     print(attempt(lambda: os.open('/proc/' + name, os.O_WRONLY)))
 print(open('/proc/self/comm').read())
 """
-    for profile in (NAMESPACES, named("bare", ["mountns", "userns"]), KERNELS):
+    for profile in (NAMESPACES, make_profile("bare", ["mountns", "userns"]), KERNELS):
         attacker.stage.sandbox = profile
         said = (await attacker.says(program)).split()
         assert set(said[:3]) <= {"EACCES", "EROFS", "ENOENT"}, profile.name
@@ -73,7 +73,7 @@ for top in ('', '/..', '/../..', '/proc/self/root/..', '/proc/self/cwd' + '/..' 
 tops = [line.split()[4] for line in open('/proc/self/mountinfo')]
 print(tops.count('/'))
 """
-    for profile in (NAMESPACES, named("bare", ["mountns", "userns"])):
+    for profile in (NAMESPACES, make_profile("bare", ["mountns", "userns"])):
         attacker.stage.sandbox = profile
         said = (await attacker.says(program, str(secret))).split()
         assert said == [*["True", "ENOENT"] * 5, "1"], profile.name
@@ -89,7 +89,7 @@ for name in ('shadow', 'gshadow', 'fstab', 'passwd', 'nsswitch.conf'):
     attacker.stage.sandbox = NAMESPACES
     said = (await attacker.says(program)).split()
     assert said == ["ENOENT", "ENOENT", "ENOENT", "True", "True"]
-    whole = named("whole /etc", ["landlock", "mountns", "userns"])
+    whole = make_profile("whole /etc", ["landlock", "mountns", "userns"])
     for profile in (PROFILES["auto"], whole, KERNELS):
         attacker.stage.sandbox = profile
         said = (await attacker.says(program)).split()
@@ -176,7 +176,7 @@ print(*status['Groups'].split())
 """
     attacker.stage.sandbox = PROFILES["none"]
     assert (await attacker.says(program)).split() == groups  # so that it is the layer
-    for profile in (PROFILES["auto"], named("users", ["uid", "mountns"])):
+    for profile in (PROFILES["auto"], make_profile("users", ["uid", "mountns"])):
         attacker.stage.sandbox = profile
         child, lines = await said_by_it(attacker, program)
         if "uid" not in layers_of(child):
@@ -191,7 +191,7 @@ async def test_a_bounding_set_that_is_left_is_told(attacker: Attacker) -> None:
 status = dict(line.split(':', 1) for line in open('/proc/self/status'))
 print(*(int(status[name], 16) for name in ('CapBnd', 'CapEff', 'CapPrm', 'CapInh')))
 """
-    attacker.stage.sandbox = named("alone", ["landlock"])
+    attacker.stage.sandbox = make_profile("alone", ["landlock"])
     child, (line,) = await said_by_it(attacker, program)
     bounding, *others = map(int, line.split())
     assert others == [0, 0, 0]
@@ -312,7 +312,7 @@ if sys.argv[1] == 'landlock':
     assert (await attacker.says(program, "both")).split() == ["EAFNOSUPPORT"] * 4
     if landlock.version() < 4:
         pytest.skip("this kernel's Landlock knows no TCP")
-    attacker.stage.sandbox = named("landlock alone", ["landlock"])
+    attacker.stage.sandbox = make_profile("landlock alone", ["landlock"])
     said = (await attacker.says(program, "landlock")).split()
     assert said[-2:] == ["EACCES"] * 2
 

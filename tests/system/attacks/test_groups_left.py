@@ -15,7 +15,7 @@ from hostlib.user_values import Limits
 from supervisor.children.child import Child
 from supervisor.sandbox import start
 from supervisor.sandbox.groups import is_held
-from supervisor.sandbox.plan import PROFILES, named
+from supervisor.sandbox.plan import PROFILES, make_profile
 from supervisor.sandbox.scratch import Scratch
 from tests.helpers.stage import open_stage
 from tests.system.attacks.conftest import AS_ROOT
@@ -83,7 +83,7 @@ async def attacker(readable: Path) -> AsyncIterator[Attacker]:
     (readable / "cwd").mkdir()
     scratch = Scratch(None)
     async with open_stage(readable) as stage:
-        stage.sandbox = named("bare", [])
+        stage.sandbox = make_profile("bare", [])
         await stage.sh("sleep 1000")
         yield Attacker(stage, scratch)
     await scratch.remove()
@@ -91,7 +91,7 @@ async def attacker(readable: Path) -> AsyncIterator[Attacker]:
 
 async def ways_out(attacker: Attacker, *layers: str) -> tuple[Child, set[str]]:
     """Return a child with limits, layers and groups, and the ways to leave them."""
-    attacker.stage.sandbox = named("its", ["cgroup", "userns", *layers])
+    attacker.stage.sandbox = make_profile("its", ["cgroup", "userns", *layers])
     child, out = await attacker.start(
         LEAVING, group_limits=LIMITS, rlimits=LIMITS.rlimits()
     )
@@ -167,7 +167,7 @@ async def test_the_rlimit_is_no_higher_where_a_group_can_be_left(
     attacker: Attacker,
 ) -> None:
     program = "import resource; print(*resource.getrlimit(resource.RLIMIT_NPROC))"
-    attacker.stage.sandbox = named("its", ["cgroup", "seccomp"])
+    attacker.stage.sandbox = make_profile("its", ["cgroup", "seccomp"])
     more = {"group_limits": LIMITS, "rlimits": LIMITS.rlimits()}
     assert await attacker.says(program, **more) == "200 200"
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from hostlib import messages
-from supervisor.sandbox.plan import named
+from supervisor.sandbox.plan import make_profile
 from tests.system.attacks.conftest import only
 from tests.system.attacks.test_walls import Attacker, attacker
 
@@ -106,7 +106,7 @@ async def test_an_installation_of_everybodys_is_none_of_the_childs_own(
 ) -> None:
     if os.geteuid() != 0:
         pytest.skip("a child of whoever is not root has its host's own user")
-    attacker.stage.sandbox = named("users", ["uid", "mountns", "pidns"])
+    attacker.stage.sandbox = make_profile("users", ["uid", "mountns", "pidns"])
     files = (
         INTERPRETER,
         f"{sys.prefix}/pyvenv.cfg",

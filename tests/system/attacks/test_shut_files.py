@@ -2,7 +2,7 @@
 
 import errno
 
-from supervisor.sandbox.plan import named
+from supervisor.sandbox.plan import make_profile
 from tests.system.attacks.conftest import only
 from tests.system.attacks.test_walls import Attacker, attacker
 
@@ -10,7 +10,7 @@ __all__ = ["attacker"]
 
 pytestmark = only("auto")
 
-KERNELS = named("kernel's", ["landlock", "seccomp"])
+KERNELS = make_profile("kernel's", ["landlock", "seccomp"])
 
 
 async def test_nothing_outside_is_cut_short_by_its_name(attacker: Attacker) -> None:

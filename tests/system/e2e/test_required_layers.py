@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from supervisor.config.loader import ConfigError, load_config
-from supervisor.config.walls import requiring
+from supervisor.config.walls import find_required_profiles
 from supervisor.control.client import ControlError
 from supervisor.sandbox.groups import PREFIX, hierarchies
 from supervisor.sandbox.plan import LAYERS
@@ -163,7 +163,7 @@ def test_what_a_sidecar_requires_is_tried(
 def test_nothing_is_started_where_nothing_is_required(tmp_path: Path) -> None:
     path = tmp_path / "c.toml"
     path.write_text("[sandbox.s]\nlayers = ['netns']\n[policy.p]\nsandbox = 's'\n")
-    assert not list(requiring(load_config(str(path))))
+    assert not list(find_required_profiles(load_config(str(path))))
 
 
 # A refusal by a momentary limit may be gone in the next moment.
