@@ -104,7 +104,7 @@ def run_command(words: list[str]) -> int:
 
 
 def _is_agents(words: list[str]) -> bool:
-    """Whether this is the MCP server that runs an agent's commands."""
+    """Return whether this is the MCP server that runs an agent's commands."""
     return words[0] == "mcp" and "--files" in words
 
 
@@ -122,7 +122,7 @@ def _be_stopped_with_status() -> None:
 
 
 def _choose_log_form(words: list[str]) -> None:
-    """Write what keeps a daemon from its log in the form that this log would have.
+    """Choose the form of messages of a daemon that has no log yet.
 
     The configuration, which may name its form, is not read yet.
     """
@@ -140,7 +140,7 @@ def _print_stderr(title: str, text: str) -> None:
 
 
 def _load_command(word: str) -> Callable[[list[str]], int]:
-    """Return one of these commands."""
+    """Return the main function of a command without a launchpad."""
     if word == "fs":
         from vfs.client.shell.fs import main  # noqa: PLC0415 - only the one that is called
     elif word == "fd":
@@ -155,7 +155,7 @@ def _load_command(word: str) -> Callable[[list[str]], int]:
 
 
 def _close_up() -> None:
-    """Let nobody look into this process, nor into a core file of it.
+    """Keep other processes from reading this one's memory, and write no core file.
 
     A host holds keys; its children may be of its own user, and in no sandbox.
     """
@@ -173,7 +173,7 @@ def _close_up() -> None:
 
 
 def _inherited(word: str) -> LaunchpadProcess | None:
-    """Return what the program before has handed over; None if there was none."""
+    """Return the launchpad that the program before handed over; None without one."""
     if word != "serve" or "SANDHOST_HANDOVER" not in os.environ:
         return None
     from supervisor.handover.next_program import take_inherited  # noqa: PLC0415 - once in a while
@@ -182,9 +182,9 @@ def _inherited(word: str) -> LaunchpadProcess | None:
 
 
 def _has_door() -> bool:
-    """Whether the descriptors of a child's door are open (before this opens any).
+    """Return whether this process has a child's door: its descriptors or its socket.
 
-    Or there is its socket, which is tried later.
+    Called before this process opens descriptors. The socket is tried later.
     """
     if os.environ.get("FSPROXY_SOCKET"):
         return True

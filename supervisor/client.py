@@ -321,7 +321,10 @@ class HostClient:
         """
         before = self.stats().get("generation")
         if not isinstance(before, int):
-            raise ControlError("only the program of `sandhost serve` can be replaced")
+            raise ControlError(
+                "cannot replace the program: the host is not `sandhost serve`; restart it"
+                " instead"
+            )
         try:
             call(self.path, "replace", {})
         except ControlError:

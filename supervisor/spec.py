@@ -145,11 +145,11 @@ class ChildSpec:
         return env
 
     def is_within_reach(self, url: str | None) -> bool:
-        """Whether its walls leave it a listener of the host that is not its own.
+        """Return whether its walls let it reach a listener of the host.
 
         Args:
-            url: of that; by path it is in no directory that every profile admits. None if
-                there is none.
+            url: of a listener that is not the child's own; a socket's path is in no
+                directory that every profile admits. None without a listener.
         """
         if url is None or not self.sandbox.layers:
             return url is not None
@@ -157,7 +157,7 @@ class ChildSpec:
 
     @property
     def own_dirs(self) -> tuple[str, ...]:
-        """The directories that are the child's to write, whatever it runs in."""
+        """The directories that the child may write in each profile."""
         own = (self.tmp_dir, self.run_dir, self.home_dir)
         return tuple(path for path in own if path is not None)
 

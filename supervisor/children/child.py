@@ -231,10 +231,10 @@ class Child:
 
     @property
     def ending(self) -> str:
-        """How its process ended, in words; whatever starts it again reads them, too."""
+        """How its process ended, in words; a supervisor that restarts it reads them, too."""
         ended = self.exit
         if ended is None or (ended.code is None and ended.signal is None):
-            return "ended, nobody knows how"
+            return "ended with an unknown status"
         why = f": {self.ended_for}" if self.ended_for else ""
         if self.timed_out:
             why = ": its time limit was up"

@@ -172,7 +172,10 @@ def find_leaks(
     if path is not None and (control is not None or not is_deaf(path)):
         report = call(path, "leaks")
         if not isinstance(report, dict):
-            raise ControlError(f"what answers at {path!r} gave no report of leaks")
+            raise ControlError(
+                f"cannot ask {path!r} for leaks: its answer is no report; name the"
+                " socket of a host (--control)"
+            )
         head = f"host {report.get('pid')}, asked at {path!r}"
     else:
         report = find_leftovers(tmp)

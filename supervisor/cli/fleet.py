@@ -234,9 +234,9 @@ def _enter(control: str | None, options: Options) -> Entered:
         ports = ", ".join(map(str, entered.open_ports))
         print_stderr(
             "sandhost fleet",
-            f"these ports are open on every address of this machine: {ports}; who has"
-            " the token can run programs by them: let the fleet's machines alone reach"
-            " them",
+            f"these ports are open on every address of this machine: {ports}; let only"
+            " the fleet's machines reach them: a program with the token can run programs"
+            " by them",
         )
     return entered
 

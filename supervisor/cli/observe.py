@@ -214,7 +214,8 @@ def trace(
     entries = tracing.last_timeline(client, events)
     if not entries:
         raise CommandError(
-            f"no event of {client!r} in the journal; sandhost clients and ps tell ids"
+            f"cannot trace {client!r}: the journal has no event of it; sandhost clients"
+            " and ps tell ids"
         )
     for entry in entries:
         show(entry)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
 TIMEOUT_S = 10.0
-"""For a question, all of it; of what may last, until the next sign of life (FL11)."""
+"""Longest wait for an answer; for a long one, until its next sign of life (FL11)."""
 
 NO_FLEET = (
     "cannot ask the fleet: this node is in none; begin one by `sandhost fleet up`, or join"

@@ -36,16 +36,16 @@ if TYPE_CHECKING:
     from typing import Any
 
 WINDOW_BYTES = 1024 * 1024
-"""The log through which output travels keeps fifty times as much."""
+"""Most bytes of output that its reader has not taken: a fiftieth of what the log keeps."""
 
 PIECE_BYTES = 32_768
-"""Of a file or an output, in one answer."""
+"""Most bytes of a file or an output in one answer."""
 
 LONGEST_WAIT_S = 3600.0
-"""Until times are looked at again: poll(2) takes 24 days at most."""
+"""Longest wait of one poll(2), which takes 24 days at most."""
 
 MALFORMED = (ValueError, TypeError, LookupError, AttributeError, OverflowError)
-"""Raised by a request of another form than this program reads."""
+"""Exceptions that a request of an unknown form causes."""
 
 
 class _Task:
@@ -286,7 +286,7 @@ class _File(_Task):
 
 _KINDS = {"run": _Command, "read": _File, "write": _File}
 CHECK = "check"
-"""A request that is answered at once."""
+"""Name of the request that is answered at once."""
 
 
 class CommandServer:

@@ -27,25 +27,25 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 PIECE_BYTES = 32_768
-"""Of a command's input in one request: in base64 twice it fits into a line."""
+"""Most bytes of input in one request: in base64 twice they fit into a line."""
 
 MOST_REQUEST_BYTES = 48_000
-"""Longest request: the same."""
+"""Longest request: in base64 it fits into a line."""
 
 TOOK_BYTES = 256 * 1024
-"""Of output, until its sender is told that it was taken."""
+"""Bytes of output after which the sender is told that they were taken."""
 
 PAUSE_S = 0.2
-"""From a question that was cut off to the next attempt."""
+"""Time from a question that was cut off to the next attempt."""
 
 MAY_BE_DONE = "what was asked may be done all the same"
-"""Of a request whose outcome is not known."""
+"""Part of an error about a request whose outcome is not known."""
 
 PATIENCE_S = 15.0
-"""For a part of the fleet that has ended: Ray starts it again within 2 s."""
+"""Longest wait for a part of the fleet that has ended; Ray starts it within 2 s."""
 
 TELL_S = 5.0
-"""Without an answer, until a command that goes on asking says so (FL11)."""
+"""Time without an answer after which a command tells that it still asks (FL11)."""
 
 
 class FleetChildError(Exception):

@@ -39,16 +39,16 @@ if TYPE_CHECKING:
     from supervisor.fleet.step import Step, Store
 
 TICK_S = 0.1
-"""Between two looks at the clock: leases, orders to send again, windows."""
+"""Time between two checks of leases, of orders to send again and of windows."""
 
 LONGEST_WAIT_S = 5.0
-"""Of one question that waits for children; who asks asks again."""
+"""Longest wait of one question for children; a client asks again after it."""
 
 Until = Literal["started", "decided", "over"]
 STARTED: Until = "started"
 DECIDED: Until = "decided"
 OVER: Until = "over"
-"""The points that may be waited for; a child that waits for a place is decided for now."""
+"""States that a question can wait for; a child that waits for a place counts as decided."""
 
 _BEFORE: dict[Until, frozenset[str]] = {
     STARTED: frozenset({"waiting", "placing"}),

@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from supervisor.fleet.step import Store
 
 Row: TypeAlias = tuple[str, str, bytes]
-"""A table, a key and what is stored there, as msgpack."""
+"""A table, a key, and the stored row as msgpack."""
 
 READY = "ready"
-"""The request that waits for the outcome of the first attempt."""
+"""Name of the request that waits for the outcome of the first attempt."""
 
 AGAIN_S = 0.5
-"""From an attempt that failed to the next one."""
+"""Time from an attempt that failed to the next one."""
 
 
 class DirectoryStart:

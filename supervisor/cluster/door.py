@@ -53,16 +53,16 @@ if TYPE_CHECKING:
     from supervisor.control.server import Order, Send, Stream
 
 ALIVE_S = 3.0
-"""Between two signs of life for a child that is held; longest wait for one node's part."""
+"""Time between two signs of life for a held child; longest wait for one node's part."""
 
 ANSWER_S = 8.0
-"""For an answer of the directory: commands say within 10 s that there is none (FL11)."""
+"""Longest wait for the directory: commands tell within 10 s that it is silent (FL11)."""
 
 AGAIN_S = 0.2
-"""From a request that a directory has not answered to the next attempt."""
+"""Time from a request that a directory has not answered to the next attempt."""
 
 LONGEST_LEAVE_S = 60.0
-"""For a node to leave at `down`: its children have their time to end."""
+"""Longest wait for a node to leave at `down`: its children have their time to end."""
 
 _NO_ARGS = b"{}"
 _OVER = frozenset({"ended", "lost"})
@@ -84,7 +84,7 @@ _READING = (
     "items",
     "on",
 )
-"""Requests that are not told; what they ask of a daemon it tells itself."""
+"""Requests that are not logged here; a daemon logs the ones that reach it."""
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -135,7 +135,7 @@ class OnArgs(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class HoldArgs(msgspec.Struct, forbid_unknown_fields=True):
-    """Arguments of `hold`: who holds children that end with its connection."""
+    """Arguments of `hold`: the holder of children that end with its connection."""
 
     holder: str
 

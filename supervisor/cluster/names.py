@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 DOOR = "fleet"
-"""Of the door's socket, in the directory of the control socket."""
+"""Name of the door's socket, in the directory of the control socket."""
 
 PORT = 6379
-"""Of the fleet's head, where nothing else is said: Ray's own."""
+"""Default port of the fleet's head: Ray's own."""
 
 LOOPBACK = "127.0.0.1"
-"""The one address at which Ray listens on no other."""
+"""The address that keeps Ray from listening on others."""
 
 OWN_PORTS = (
     "--node-manager-port",
@@ -25,4 +25,4 @@ WORKER_PORTS = (10_002, 19_999)
 """First and last port of actors where `--ports` says nothing: Ray's own range."""
 
 LEAST_PORTS = len(OWN_PORTS) + 8
-"""How many `--ports` has at least: Ray's own, and those of actors and of their start."""
+"""Fewest ports in `--ports`: Ray's own, and those of actors and of their start."""

@@ -54,28 +54,28 @@ if TYPE_CHECKING:
     from supervisor.cluster.orders import NodeOrder
 
 RELINK_S = 0.1
-"""From a link that was lost to the next attempt: children live 4 s without it."""
+"""Time from a lost link to the next attempt; children live 4 s without a link."""
 
 MOST_WAITING = 10_000
-"""Messages for a daemon that reads slowly; more are thrown away, and sent again."""
+"""Most messages that wait for a daemon; further ones are dropped, and sent again."""
 
 MOST_READERS = MAX_WAITING
-"""Streams that are read of this daemon at once: as many as it gives."""
+"""Most streams that are read of this daemon at once: as many as it gives."""
 
 READER_S = 30.0
-"""A stream of which nobody has read or said anything for so long is closed."""
+"""Time without a request of its reader after which a stream is closed."""
 
 KEEP_S = READER_S / 3
-"""Between two signs of life for a stream: its items may be taken slowly, as by a pager."""
+"""Time between two signs of life for a stream: a pager takes its items slowly."""
 
 MOST_ITEMS = 16
-"""Items of a stream that are kept for its reader, and given at once."""
+"""Most items of a stream that are kept for its reader, and given at once."""
 
 LONGEST_READ_S = 5.0
-"""Of one request for the next items of a stream."""
+"""Longest wait of one request for the next items of a stream."""
 
 END_S = 0.5
-"""Until this process ends itself: who asked for it has had its answer."""
+"""Time until this process ends itself; the answer to that request leaves before."""
 
 
 class Others(Protocol):

@@ -54,31 +54,32 @@ DIRECTORY = "directory"
 """Name of the directory actor in the namespace."""
 
 ALIVE_S = 4.0
-"""From a request to the first sign of life that is asked for, and to its answer."""
+"""Time from a request to the question for a sign of life; longest wait for the sign."""
 
 LOOK_UP_S = 3.0
-"""For Ray to find an actor by its name."""
+"""Longest time in which Ray finds an actor by its name."""
 
 UP_S = 90.0
-"""For Ray's processes, and then for the node, to be up."""
+"""Longest start of Ray's processes, and then of the node."""
 
 SEEN_S = 25.0
-"""Until Ray has seen that a raylet was killed: 17 s were seen."""
+"""Longest time in which Ray notices a killed raylet: 17 s were measured."""
 
 IDLE_S = 60.0
-"""A mailbox of a node that got no message for so long is given up."""
+"""Time without a message after which a node's mailbox is given up."""
 
 PAUSE_S = 0.25
-"""Between two looks."""
+"""Time between two looks."""
 
 MOST_MESSAGES = 10_000
-"""For an actor that is slow to be found; the oldest go, and are sent again."""
+"""Most messages for an actor that is not found yet; the oldest are dropped, and sent
+again."""
 
 MOST_CALLS = 1000
-"""Under way to one actor: one that is stopped answers none."""
+"""Most calls under way to one actor: a stopped one answers none."""
 
 MOST_ACTORS = 2000
-"""Other actors that an actor knows at once; names of nodes come and go."""
+"""Most other actors that an actor knows at once; names of nodes come and go."""
 
 _NODE_PREFIX = "sandhost"
 _OTHER_TOKEN = "InvalidAuthToken"  # noqa: S105 - a word of Ray's refusal

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 DIRECTORY = "fleet"
-"""In the daemon's state directory: all that a node keeps for Ray."""
+"""Name of the directory of a node's files for Ray, in the daemon's state directory."""
 
 MARK = "SANDHOST_FLEET_DIRECTORY"
 """Variable that Ray's processes of a node carry, and no child of the fleet."""
@@ -45,19 +45,19 @@ LOG, ACTORS_LOG, RAYLET = "ray.log", "actors.log", "raylet"
 """Names in that directory."""
 
 _HEAD = b"gcs_server"
-"""In the command line of the program that a head alone has."""
+"""Word in the command line of the program that only a head runs."""
 
 LISTEN = "0A"
 """State of a socket that listens, as proc_pid_net(5) has it."""
 
 LOCK_S = 10.0
-"""For another command that starts or ends Ray here: an end takes about as long."""
+"""Longest wait for a command that starts or ends Ray here: an end takes that long."""
 
 PAUSE_S = 0.1
-"""Between two attempts to have that lock."""
+"""Time between two attempts to take that lock."""
 
 GRACE_S = 3.0
-"""From SIGTERM to SIGKILL: Ray tells the head meanwhile that a node goes."""
+"""Time from SIGTERM to SIGKILL, in which Ray tells the head that a node leaves."""
 
 MOST_SESSIONS_BYTES = 107 - len(
     "/session_2026-11-27_11-25-23_036337_1234567/sockets/plasma_store.1"

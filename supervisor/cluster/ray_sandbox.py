@@ -43,7 +43,7 @@ NOT_FOUND, NOT_EXECUTABLE = 127, 126
 """Exit codes of a command that cannot be started, as of a shell."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-"""Of a workspace in the configuration: none of a registry's names with '/' or ':'."""
+"""Form of a workspace's name; a registry's image has '/' or ':' in its name."""
 
 _HOW_IMAGES = (
     "give the path of a directory, or the NAME of a [workspace.NAME] of this node"
@@ -393,7 +393,7 @@ _REFUSED: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "_oci_spec_transform_fn": (lambda value: value is None, "there is no such file"),
     "_ignore_cgroups": (lambda value: not value, "that is gVisor's; leave it out"),
 }
-"""By attribute: whether a value can be had, and what to do where it cannot."""
+"""Tests of attributes' values, each with the remedy for a value that is refused."""
 
 
 def check_config(config: SandboxConfig) -> None:

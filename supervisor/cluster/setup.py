@@ -51,15 +51,15 @@ if TYPE_CHECKING:
     from supervisor.cluster.ray_processes import Program
 
 OBJECTS_BYTES = 80 * 1024 * 1024
-"""Ray's store of objects, which the fleet does not use: the least that Ray takes."""
+"""Size of Ray's store of objects, which the fleet does not use: Ray's minimum."""
 
 
 REACH_S = 5.0
-"""For the head's machine to take a connection: Ray itself tries for 40 s."""
+"""Longest wait for a connection to the head's machine; Ray itself tries for 40 s."""
 
 PATIENCE_S = 5.0
-"""For a start to end by its signal: Ray looks for one each second, but for 40 s not
-while it waits for its head."""
+"""Longest wait for a start to end by a signal: Ray checks for signals each second, but
+not for 40 s while it waits for its head."""
 
 RESOURCE = "sandhost"
 """Ray's resource of a node, for others to see: as many as children may run there."""

@@ -48,12 +48,12 @@ def parse_listen(text: str) -> Address:
         is_loopback = ipaddress.ip_address(host).is_loopback
     except ValueError:
         raise OptionError(
-            f"an address in numbers, not {host!r}: what a name leads to may change"
+            f"{host!r} is a name and may lead elsewhere later; write an address in numbers"
         ) from None
     if not is_loopback:
         raise OptionError(
-            f"{host!r} is not on loopback, and nobody who asks is checked; listen at"
-            " 127.0.0.1 or ::1 and put a proxy that checks before it"
+            f"{host!r} is not on loopback, and requests are not authenticated; listen at"
+            " 127.0.0.1 or ::1 behind a proxy with authentication"
         )
     return Address(host, port)
 

@@ -50,9 +50,8 @@ _ENDS = ("", ".", "..")
 """The last parts of names that only directories have."""
 
 _KEY_WITHIN = (
-    "'{}' lies in '{}', where children or their tools work: walls without a mountns, or a"
-    " container, leave it open to them, and who may write there can put another one in its"
-    " place; choose another directory"
+    "'{}' lies in '{}', where children or their tools may read or replace it; choose"
+    " another directory"
 )
 
 

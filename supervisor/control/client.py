@@ -355,13 +355,13 @@ def _connect(line: socket.socket, path: str, timeout_s: float) -> None:
             line.connect(name)
     except FileNotFoundError:
         raise ControlError(
-            f"no host at {path!r}: there is no such socket; name the one that a host"
-            " was started with (--control)"
+            f"cannot ask {path!r}: there is no such socket; name the socket of a host"
+            " (--control)"
         ) from None
     except ConnectionRefusedError:
         raise ControlError(
-            f"no host at {path!r}: nobody listens, so its host has ended; the next one"
-            " that is given this path replaces the socket"
+            f"cannot ask {path!r}: its host has ended; start one at this path, or name"
+            " another socket (--control)"
         ) from None
     except PermissionError:
         raise ControlError(

@@ -302,7 +302,10 @@ class DaemonOrders:
             OrderError: it has faults; nothing was changed.
         """
         if self._config_path is None:
-            text = "cannot reload: the host was started without --config"
+            text = (
+                "cannot reload the configuration: the host was started without --config;"
+                " restart it with one"
+            )
             self._host.log.write("ERROR", text)
             raise OrderError(text)
         self._on_reload(True)
@@ -310,7 +313,7 @@ class DaemonOrders:
             config = await self._read(self._config_path)
         except ConfigError as why:
             self._host.log.write("ERROR", f"Not reloaded: {why}", reason=str(why))
-            raise OrderError(f"not reloaded: {why}") from None
+            raise OrderError(f"cannot reload the configuration: {why}") from None
         else:
             await self._tell_warnings(config)
             changes = await self._children.reload(config)

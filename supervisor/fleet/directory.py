@@ -84,19 +84,17 @@ if TYPE_CHECKING:
     from supervisor.fleet.step import Moment
 
 RESEND_S = 1.0
-"""After so long an order without an answer is sent again, to the same node."""
+"""Time after which an unanswered order is sent again, to the same node."""
 
 MOST_AT_ONCE = 100_000
-"""Children of one request."""
+"""Most children of one request."""
 
 MOST_OVER = 1000
-"""Children that are over and still listed: of those that have run, and of those that never
-ran, so that a batch which ends at once does not hide that one of it was not started. The
-oldest go first."""
+"""Most ended children in the list, the newest; counted apart from children that never ran,
+so that a batch which ends at once does not push out one of it that was not started."""
 
 MOST_GONE = 1000
-"""Nodes that are lost or have left and still listed, but for those whose slices count; the
-oldest go first."""
+"""Most lost or left nodes in the list, the newest; nodes with slices are not counted."""
 
 _GONE = frozenset({NodeState.LOST, NodeState.LEFT})
 _ON_NODE = frozenset(

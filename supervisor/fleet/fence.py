@@ -47,7 +47,7 @@ class UnpaidError(Exception):
     """The fleet has not paid a call; the text says why.
 
     Attributes:
-        is_refused: its account has no room; else nobody has answered.
+        is_refused: its account has no room; else there was no answer.
         is_held: present calls hold that room until they end.
     """
 
@@ -140,4 +140,7 @@ class Fence:
 
 
 def _refuse(life: FleetLife) -> None:
-    raise FencedError(f"cannot let {life.child!r} act: this host is in no fleet")
+    raise FencedError(
+        f"cannot let {life.child!r} act: this host is in no fleet; join one"
+        " (sandhost fleet join)"
+    )

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 FRESH_TICKS = 2
-"""After so many ticks a slice is idle whose call has not come."""
+"""Ticks after which a slice without its call counts as idle."""
 
 
 class HeldState(Enum):

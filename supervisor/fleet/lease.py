@@ -22,17 +22,17 @@ LEAST_LEASE_S = 3.0
 """Shortest lease: a beat and three attempts, beside the margin."""
 
 BEAT_S = 1.0
-"""From one beat that was answered to the next."""
+"""Time from an answered beat to the next one."""
 
 RETRY_S = 0.1
-"""From a beat that failed to the next attempt: at a second, a directory that was killed
+"""Time from a failed beat to the next attempt: with a second, a directory that was killed
 under load cost children."""
 
 ANSWER_S = 0.5
-"""How long an answer may take before the next attempt; it still counts when it comes."""
+"""Time without an answer before the next attempt; a later answer still counts."""
 
 SILENT_S = 2.0
-"""After so long without a beat a node is shown as unknown."""
+"""Time without a beat after which a node is shown as unknown."""
 
 
 class NodeLease:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 SPREAD, PACK = "spread", "pack"
-"""Onto the node with the most room; onto the one with the least that is enough."""
+"""Orders of nodes: the one with the most room first; the fullest that fits first."""
 
 
 class Needs(msgspec.Struct, frozen=True):

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from supervisor.fleet.step import Change
 
 LEAST_VERSION = 14
-"""Of the server: the first that ends a session which is silent."""
+"""Oldest supported version of the server: the first that ends a silent session."""
 
 
 class TimeBounds(NamedTuple):
@@ -68,7 +68,8 @@ CREATE TABLE IF NOT EXISTS sandhost_fleet_rows (
     PRIMARY KEY (name, key)
 );
 """
-"""Two that make the tables at once would both fail, but for the lock."""
+"""Statements that make the tables; without the lock, two directories that run them at
+once would fail."""
 
 _FIND = "SELECT to_regclass('sandhost_fleet_rows')"
 

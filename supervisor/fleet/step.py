@@ -78,8 +78,8 @@ class Store(Protocol):
 
     Attributes:
         epoch: counted up when it was opened; no process before had it.
-        is_remote: another directory may have it unnoticed. So each step is preceded by a
-            `put`, without changes too: who is renewed has a directory that has the store.
+        is_remote: another directory may take the store unnoticed. So each step is preceded by
+            a `put`, without changes too: only the store's owner renews a lease.
     """
 
     epoch: int

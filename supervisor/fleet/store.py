@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from supervisor.fleet.step import Change, Store
 
 AGAIN_S = 0.1
-"""Between two attempts to have a thread."""
+"""Time between two attempts to start a thread."""
 
 FILE = "fleet.sqlite3"
 LOCK = "fleet.lock"
@@ -54,7 +54,7 @@ class FleetStore:
     """The rows of one directory; its methods block.
 
     Args:
-        directory: made if it is missing; nobody else may look into it.
+        directory: made if it is missing; other users may not read it.
 
     Attributes:
         epoch: counted up when it was opened; no process before had it.

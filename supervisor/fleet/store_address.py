@@ -26,7 +26,7 @@ _FILES = {
     "passfile": ("PGPASSFILE", ".pgpass"),
     "sslkey": ("PGSSLKEY", ".postgresql/postgresql.key"),
 }
-"""Parameters that name a file of secrets: (variable, file of HOME) where they do not."""
+"""Parameters that name a file of secrets: (variable, file of HOME), their defaults."""
 
 
 def is_postgres(store: str | None) -> bool:

@@ -126,7 +126,7 @@ class Change:
         try:
             await self._replace()
         except HandoverError as why:
-            raise OrderError(f"not replaced: {why}") from None
+            raise OrderError(f"cannot replace the program: {why}") from None
 
     async def try_replace(self) -> None:
         """Replace the program; log the reason of a failure."""
@@ -177,7 +177,7 @@ async def _replace(
     host: Host, program: Program, around: DaemonSurroundings | None
 ) -> NoReturn:
     if host.pump.is_paused:
-        raise HandoverError("the host is being replaced already")
+        raise HandoverError("it is being replaced already; wait for the end of that")
     if host.fence.node is not None:
         raise HandoverError(
             f"it is node {host.fence.node!r} of a fleet, which stays here; let it leave,"
@@ -214,14 +214,14 @@ async def _probe(
     wanted = versions()
     if status != 0 and said.startswith(REFUSAL):
         reason = said.removeprefix(REFUSAL).splitlines()[0]
-        raise HandoverError(f"{program.path!r} cannot take over: {reason}")
+        raise HandoverError(f"{program.path!r} refuses to take over: {reason}")
     if status != 0 or not said.startswith(ANSWER):
         text = f"{program.path!r} is no host that can take over (status {status})"
         raise HandoverError(f"{text}: {complaint}" if complaint else text)
     taken = said.removeprefix(ANSWER).split()
     if wanted not in taken:
-        text = f"it takes over versions {', '.join(taken)}, not {wanted}"
-        raise HandoverError(f"{program.path!r} is too different: {text}")
+        text = f"takes over versions {', '.join(taken)}, not {wanted}"
+        raise HandoverError(f"{program.path!r} {text}; restart the host instead")
 
 
 async def _ask(
@@ -272,7 +272,9 @@ async def _end_of(host: Host, program: Program, request: SpawnRequest) -> int | 
                 process.close()
     except SpawnError as why:
         raise HandoverError(why.text) from None
-    raise HandoverError(f"{program.path!r} did not answer in {PROBE_S:g} s")
+    raise HandoverError(
+        f"{program.path!r} gave no answer within {PROBE_S:g} s; try again"
+    )
 
 
 def _read_pipe(fd: int, size: int) -> str:

@@ -25,10 +25,10 @@ BASE_STREAM = "fleet-base"
 """The stream of a daemon that sends a base that was packed there."""
 
 PATIENCE_S = 30.0
-"""How long another node is asked again; then the order is refused, and may come again."""
+"""Longest time for which another node is asked again; then the order is refused."""
 
 PAUSE_S = 1.0
-"""Between two attempts."""
+"""Time between two attempts."""
 
 PeerStream: TypeAlias = (
     "Callable[[str, str, Mapping[str, object]], AsyncGenerator[msgspec.Raw, None]]"
@@ -42,7 +42,7 @@ EXPORT_STREAM = "workspace-export"
 """The stream of a daemon that sends the changes of a workspace."""
 
 PIECE_BYTES = 256 * 1024
-"""Bytes of a base in one item of its stream."""
+"""Most bytes of a base in one item of its stream."""
 
 
 class _Piece(msgspec.Struct):

@@ -83,19 +83,19 @@ if TYPE_CHECKING:
     from supervisor.membership.base_keeper import BaseKeeper
 
 Serve: TypeAlias = "Callable[[trio.SocketStream, bytes], Awaitable[None]]"
-"""Serves a link; takes the connection, and what came behind the request."""
+"""Serves a link; takes the connection, and the bytes received behind the request."""
 
 TICK_S = 0.1
-"""As often as `Node.tick` wants to be called."""
+"""Time between two calls of `Node.tick`."""
 
 MOST_WAITING = 4096
-"""Messages that a link has not taken yet; more are lost, and sent again."""
+"""Most messages that wait for a link; further ones are dropped, and sent again."""
 
 LOOK_S = 0.1
-"""Between two looks at a child whose first start has failed and that is tried again."""
+"""Time between two looks at a child whose failed first start is tried again."""
 
 SENT_S = 1.0
-"""How long the last messages of a node that has left may take to a link's other end."""
+"""Longest way of the last messages of a node that has left to its link's other end."""
 
 END_S = 5.0
 """Longest wait for the end of a session when the daemon ends. Killing takes milliseconds;

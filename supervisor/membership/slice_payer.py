@@ -81,7 +81,9 @@ class SlicePayer:
         """Reserve a call's worst case; see `fence.Payer`."""
         node = self._node()
         if node is None:
-            raise FencedError("cannot pay a call: this host is in no fleet")
+            raise FencedError(
+                "cannot pay a call: this host is in no fleet; join one (sandhost fleet join)"
+            )
         if ACCOUNT not in node.accounts:
             return None
         call = str(next(self._numbers))
@@ -115,7 +117,7 @@ class SlicePayer:
         await decision.is_there.wait()
         if decision.refused_from is not None and worst >= decision.refused_from:
             raise UnpaidError(
-                "the fleet's account has no room",
+                "cannot pay a call: the fleet's account has no room; raise its limit, or wait",
                 is_refused=True,
                 is_held=decision.is_held,
             )

@@ -29,17 +29,18 @@ if TYPE_CHECKING:
     from hostlib.user_values import Limits
 
 LOOK_S = 0.2
-"""Between two looks: so long a bomb competes with everybody, and a look costs 2 us."""
+"""Time between two looks: a fork bomb competes that long; a look costs 2 us."""
 
 REFUSALS = 100
-"""In ``LOOK_S``; in so short a time nobody who takes no for an answer is refused more; who does not is
-refused some thousand times."""
+"""Refusals in ``LOOK_S`` that make a fork bomb: it gets some thousands in that time, a
+program that waits before it tries again gets fewer."""
 
 CALM_S = 1.0
-"""Five looks without a refusal: it has stopped trying, and does not just wait."""
+"""Time without a refusal after which a child gets its time back: five looks."""
 
 MOST_CALM_S = 64.0
-"""Longest that somebody is held back for nothing; shorter, a bomb with pauses would pay."""
+"""Longest time for which a calm child is held back; a shorter one would let a bomb with
+pauses take the processors again."""
 
 CPUS = 0.1
 """Processors' time of a group that is held back: 10 ms in each 100."""
@@ -148,7 +149,7 @@ class ForkWatch:
         os.close(one.fd)
 
     async def run(self) -> None:
-        """Look, and answer, until cancelled; who was watched has been forgotten then."""
+        """Bound and free the watched children until cancelled; forget them before."""
         before = trio.current_time()
         while True:
             if not self._watched:

@@ -135,8 +135,8 @@ class View(NamedTuple):
     def mounts(self) -> tuple[Tree, ...]:
         """Return the trees as ``launchpad.mounts`` takes them, outer ones first.
 
-        ``/proc`` is its own affair.  One that lies in another of the same kind is there
-        already.
+        A tree in another one of the same kind is left out: it is there already. So is
+        ``/proc``, which is mounted by itself.
         """
         trees: dict[str, PathRule] = {}
         around: list[PathRule] = []  # the trees that the path at hand lies in

@@ -39,10 +39,10 @@ if TYPE_CHECKING:
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/nix/store")
 
 _AS_THEY_ARE = (*(f"{path}/" for path in _SYSTEM), "/dev/", "/sys/")
-"""Beneath these, owners are nobody's to map."""
+"""Directories beneath which files keep their owners."""
 
 _USERS = "/dev/shm/"  # noqa: S108 - no file
-"""Beneath this one of them, files are users' as in ``/tmp``."""
+"""The exception among them: beneath it, files belong to users as in ``/tmp``."""
 
 _ETC = tuple(
     f"/etc/{name}"
@@ -59,13 +59,13 @@ _ETC = tuple(
 )  # fmt: skip
 
 _ETC_KINDS = ("-release", "-openjdk")
-"""How names of ``/etc`` end that say which system, or which Java, this is."""
+"""Suffixes of names in ``/etc`` that tell which system, or which Java, this is."""
 
 _BESIDE_KEYS = ("/etc/ssl", "/etc/pki", "/etc/pki/tls")
-"""Certificates and settings, beside the private keys of this machine."""
+"""Directories of certificates and settings that have this machine's private keys too."""
 
 _TICK_NS = 100_000_000
-"""Two changes of a directory that follow each other so soon may have one time."""
+"""Two changes of a directory within this time may have the same time stamp."""
 
 _KERNEL = (
     "/proc",
@@ -77,13 +77,13 @@ _DEVICES = tuple(
 )
 
 _PARTS = ("bin", "lib", "lib64", "libexec", "ssl", "pyvenv.cfg")
-"""Of an installation."""
+"""Names of the parts of an installation."""
 
 _SHIMS_PARTS = (
     *("bin", "lib", "libexec", "plugins", "shims"),
     *("versions", "installs", "version"),
 )
-"""Of what keeps several versions (pyenv, rbenv, nodenv, asdf) behind shims."""
+"""Names of the parts of a manager of versions with shims (pyenv, rbenv, nodenv, asdf)."""
 
 
 _NOTHING = View((), ())

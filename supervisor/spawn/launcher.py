@@ -345,7 +345,7 @@ class Launcher:
         return {one[0]: one[3] for one in born if one is not None and one[3] >= 0}
 
     def statistics(self) -> dict[str, int]:
-        """How many children are known, from their spawn until they are swept."""
+        """Return the number of known children, from their spawn until they are swept."""
         return {"children": len(self._records)}
 
     async def send(

@@ -93,7 +93,7 @@ class SpawnRequest:
     joined: Mapping[str, int] = field(default_factory=dict)
 
     def body(self) -> tuple[object, ...]:
-        """The request as a SPAWN message, without its kind and id; `sources` go with it.
+        """Return the request as a SPAWN message without kind and id; see `sources`.
 
         Raises:
             SpawnError: Stage "request": no process could be what is asked for.
@@ -144,7 +144,7 @@ class SpawnRequest:
         return (self.cwd_fd, *self.locks, *sources, *mounts, *way)
 
     def error(self, number: int, stage: str, detail: bytes) -> SpawnError:
-        """The launchpad's FAILED message in words."""
+        """Return the launchpad's FAILED message as an exception with a text."""
         name = _shown(self.executable)
         reason = os.strerror(number)
         shown = _shown(os.fsdecode(detail))
@@ -162,7 +162,7 @@ class SpawnRequest:
         return SpawnError(number, stage, text, reason)
 
     def gone(self) -> SpawnError:
-        """The loss of a launchpad that the host outlives, in words."""
+        """Return the loss of a launchpad that the host outlives, as an exception."""
         return self._refusal(errno.ECANCELED, "the launchpad has ended")
 
     def _refusal(self, number: int, fault: str) -> SpawnError:
@@ -201,10 +201,10 @@ def find_executable(
     cwd: str,
     shown: Callable[[str], str] = lambda path: path,
 ) -> str:
-    """Where the program `name` is: what execvp(3) would start in `cwd`.
+    """Return the path of the program that execvp(3) would start in `cwd` for `name`.
 
     A name with a slash is a path; any other is looked for in each directory of
-    `path_env`, where an empty entry is `cwd`. The answer is advice, exec decides.
+    `path_env`, where an empty entry is `cwd`. The path may change before the exec, which decides.
 
     Args:
         name: As the user typed it.
@@ -273,7 +273,7 @@ _OF_STEPS = {
         "; use the mode 'direct', or a host that is root",
     ),
 }
-"""Why some steps fail, by step and errno: what of a path, and what to do."""
+"""Reasons for which steps fail, by step and errno, each with the remedy."""
 
 _TO_DO = {
     errno.ENOENT: "; check its path",
@@ -285,7 +285,7 @@ _TO_DO = {
 
 
 def _name_step(stage: str, number: int, shown: str) -> tuple[str, str]:
-    """Return why a step failed, and the end of a line: what to do, and where it was.
+    """Return why a step failed, and the end of the text: the remedy and the step.
 
     Args:
         stage: the step.
@@ -310,7 +310,7 @@ def _name_step(stage: str, number: int, shown: str) -> tuple[str, str]:
 
 
 def _fault_of_program(path: str) -> int | None:
-    """The errno for which `path` is not a program of this user, None if it is one."""
+    """Return the errno of executing `path` as this user; None if it is a program."""
     try:
         mode = os.stat(path).st_mode  # noqa: PTH116 - on the way of every start
     except OSError as error:
@@ -323,5 +323,5 @@ def _fault_of_program(path: str) -> int | None:
 
 
 def _shown(text: str) -> str:
-    """A name for one line of text: no control bytes, no lone surrogates, no novel."""
+    """Return a name for one line: short, without control bytes and lone surrogates."""
     return printable(text[:200])

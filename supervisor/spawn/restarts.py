@@ -182,7 +182,7 @@ class Restarts:
 
     Args:
         policy: when and how often.
-        clock: seconds that only go forward; a jump of the wall clock is none of ours.
+        clock: seconds of a monotonic clock; jumps of the wall clock do not count.
         dice: 0 <= dice() < 1.
 
     Attributes:

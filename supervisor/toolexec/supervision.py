@@ -178,5 +178,5 @@ def _describe_end(status: ExitStatus) -> str:
     if status.signal is not None:
         return f"ended by signal {status.signal}"
     if status.code is None:
-        return "ended, nobody knows how"
+        return "ended with an unknown status"
     return f"exited with {status.code}"

@@ -26,7 +26,7 @@ from supervisor.workspace.linux import held_entry, set_owner
 
 _PACKED = frozenset({stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK})
 _HEADERS_BYTES = 1024
-"""Of a file, with what fills its last block."""
+"""Bytes of a file's header, and of the padding of its last block."""
 
 
 def pack_tree(top: int, file: IO[bytes], max_bytes: int) -> list[bytes]:

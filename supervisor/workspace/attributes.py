@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 TRUSTED_MARKS, USER_MARKS = b"trusted.overlay.", b"user.overlay."
-"""How the names of overlayfs's attributes begin, for root and with ``userxattr``."""
+"""Prefixes of overlayfs's attributes, for root and with ``userxattr``."""
 
 _USER = os.fsdecode(USER_MARKS)
 _ACLS = ("system.posix_acl_access", "system.posix_acl_default")

@@ -39,17 +39,17 @@ if TYPE_CHECKING:
 
 BURST = 1000
 PER_S = 10.0
-"""Of opens, and of files written: a day of it is 200 MB of journal."""
+"""Most events of opens, and of written files: a day of them is 200 MB of journal."""
 
 MOST_CHANGES = 10_000
-"""Rows that are written at a child's end; a tenth of a second of the host."""
+"""Most rows that are written at a child's end: a tenth of a second of the host."""
 
 PAUSE_S = 0.05
-"""Between two reads: 5,000 opens a second are read; what comes on top of the kernel's
-queue (16,384) is lost, and that is told."""
+"""Time between two reads: they take 5,000 opens a second. Events beyond the kernel's
+queue (16,384) are lost, and that is told."""
 
 DRAIN_TIMEOUT_S = 5.0
-"""Longest read of what is left when the child has ended."""
+"""Longest read of the queue after the child's end."""
 
 _TOGETHER = 100
 """Events that are written between two checkpoints: about 1 ms."""
@@ -64,13 +64,13 @@ _CLOEXEC, _NONBLOCK, _REPORT_FD_ERROR = 1, 2, 0x2000
 _MARK_ADD, _MARK_FILESYSTEM = 1, 0x100
 _CLOSE_WRITE, _OPEN, _OVERFLOW = 0x8, 0x20, 0x4000
 _EVENT = struct.Struct("=IBBHQii")
-"""event_len, vers, reserved, metadata_len, mask, fd, pid."""
+"""Layout of an event: event_len, vers, reserved, metadata_len, mask, fd, pid."""
 
 _LARGEFILE = 0o100000
 _EVENT_FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | _LARGEFILE
 
 MOST_EVENTS = 256
-"""Of one read: each is a descriptor of this process until its path is known."""
+"""Most events of one read: each is a descriptor of this process until its path is known."""
 
 _DELETED = b" (deleted)"
 
@@ -168,7 +168,7 @@ class WorkspaceAudit:
         self._journal.write(event, **self._about, **path, pid=file.pid)
 
     def report_omitted(self) -> None:
-        """Tell how many opens were left out so far: what comes next counts anew."""
+        """Tell how many opens were left out so far, and count anew."""
         opened, written = self._opened.left_out, self._written.left_out
         if opened or written or self._unknown or self._is_overflowed:
             self._journal.write(

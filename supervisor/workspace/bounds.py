@@ -27,14 +27,14 @@ if TYPE_CHECKING:
     from supervisor.workspace.use import WorkspaceUse
 
 PAUSE_S = 0.1
-"""Between two looks; what a child can write in that time it can write beyond a limit."""
+"""Time between two looks, in which a child can write beyond a limit."""
 
 LONGEST_PAUSE_S = 5.0
 PAUSE_LOOKS = 20
-"""Or so many times what the last look took: it may use a twentieth of a thread."""
+"""Pause in lengths of the last look: looks use at most a twentieth of a thread."""
 
 _BYTES_PER_S = 4 << 30
-"""More than a disk of today takes: so much room is not used up before the next look."""
+"""More than a disk writes today: room for this is not used up before the next look."""
 
 
 class PassedLimit(NamedTuple):

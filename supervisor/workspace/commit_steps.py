@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 
 _CHANGED, _REMOVED = "it was changed in the base", "it was removed in the base"
 _NAME_BYTES = 255
-"""Of a name, at most, as ``NAME_MAX`` says."""
+"""Longest name: ``NAME_MAX``."""
 
 
 class Steps:

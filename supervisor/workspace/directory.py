@@ -42,14 +42,14 @@ if TYPE_CHECKING:
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 _WORKSPACES = "workspaces"
 COPIES = "fleet-bases"
-"""In the state directory: copies of other machines' directories, which are bases here."""
+"""Name of the directory with copies of other machines' bases, in the state directory."""
 
 _LOCK_BYTES = 256
 HALF = ".discarded-"
-"""In the name of a workspace that is half made or half removed, and in no other's."""
+"""Mark in the name of a workspace that is half made or half removed."""
 
 IN_THE_MAKING = f"{HALF}new-"
-"""In the name of a workspace until it is whole."""
+"""Mark in the name of a workspace until it is whole."""
 
 _MOUNT = b"mount"
 _VOLATILE_MARK = ("work/work", "work/work/incompat", "work/work/incompat/volatile")
@@ -59,7 +59,7 @@ above it."""
 _PAUSE_S = 0.02
 
 PATIENCE_S = 10.0
-"""How long a child's start and end wait for a command that looks at its workspace."""
+"""Longest wait of a child's start and end for a command that looks at its workspace."""
 
 
 class WorkspaceError(Exception):

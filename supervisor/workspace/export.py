@@ -37,7 +37,7 @@ Form = Literal["patch", "tar"]
 FORMS: tuple[Form, ...] = ("patch", "tar")
 
 WHITEOUT = b".wh."
-"""Begins the name of a path that a layer removes."""
+"""Prefix of the name of a path that a layer removes."""
 
 _KINDS = {
     stat.S_IFREG: tarfile.REGTYPE,

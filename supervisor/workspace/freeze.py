@@ -48,14 +48,14 @@ if TYPE_CHECKING:
     from supervisor.workspace.processes import Sighting
 
 STOP_TIMEOUT_S = 5.0
-"""A process that waits for a disk stops when that has answered."""
+"""Longest wait for all processes to stop; one may wait for a disk before."""
 
 _LOOK_AGAIN_MS = 1
 _INSIDE_S = 0.2
 """How long a fork may take in a child's pid namespace, where the child may stop it."""
 
 _QUIET_LOOKS = 2
-"""A process may fork and then stop itself while one look goes on."""
+"""Looks without a running process: in one, a process may fork and then stop itself."""
 
 _GUARD_IGNORES = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE)
 _ANSWER_BYTES = 4096

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from supervisor.workspace.layers import LayeredTree, TreeNode
 
 LAYER = "hidden"
-"""The name of the layer in a workspace's directory."""
+"""Name of the layer in a workspace's directory."""
 
 _DIRECTORIES, _INHERITED = "hidden-directories", "hidden-origins"
 _SKIPPED = frozenset(

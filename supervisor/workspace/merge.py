@@ -6,7 +6,7 @@ Rules:
  2. The base's file is merged as one descriptor shows it, and only if it rests: a write that
     follows the look gets a later time of change, so the commit notices it.
  3. Mode bits are merged as the text is. Owners and attributes have to be alike: what they
-    were is not known, so it cannot be said who has changed them.
+    were is not known, so the side that has changed them cannot be told.
 
 Spec WS11a; git-merge-file(1).
 """
@@ -35,12 +35,12 @@ if TYPE_CHECKING:
     from supervisor.workspace.layers import LayeredTree, TreeNode
 
 MERGE_TIMEOUT_S = 30.0
-"""Texts of many equal lines can take git minutes; a child can write such."""
+"""Longest merge: texts of many equal lines can take git minutes."""
 
 _NAMES = ("base", "begun", "workspace")
 _CAPABILITY = "security.capability"
 _ATTRIBUTES = ("user.", "system.posix_acl_", _CAPABILITY)
-"""How the names of the attributes begin that have to be alike."""
+"""Prefixes of the attributes that have to be alike."""
 
 _ID_BITS = stat.S_ISUID | stat.S_ISGID
 _COARSE_CLOCK = 5

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from supervisor.workspace.changes import Row
 
 _ORIGIN_HEADER_BYTES = 21
-"""Of ``struct ovl_fb``: version, magic, length, flags, type, and 16 bytes of a UUID."""
+"""Size of the head of ``struct ovl_fb``: version, magic, length, flags, type, UUID."""
 
 _ORIGIN_TYPE_OFFSET = 4
 

@@ -31,14 +31,14 @@ if TYPE_CHECKING:
     from supervisor.workspace.layers import LayeredTree, TreeNode
 
 _BINARY_LOOK_BYTES = 8000
-"""How much of a file git looks at for a NUL, which makes it binary."""
+"""Bytes of a file that git searches for a NUL, the mark of a binary file."""
 
 _BIG_FILE_BYTES = 512 << 20
-"""Larger files are binary without a look, and have no ``index`` line where that is not
-needed: git's core.bigFileThreshold."""
+"""Size above which git takes a file as binary without reading it (core.bigFileThreshold),
+and leaves out its ``index`` line where a patch works without."""
 
 _COMPARED_BYTES, _COMPARED_LINES = 64 << 20, 1_000_000
-"""Of both sides of a text together, else it counts as binary: git takes 80 bytes a line."""
+"""Largest two sides of a text; larger ones count as binary: git takes 80 bytes a line."""
 
 _BATCH_FILES, _BATCH_BYTES = 256, 64 << 20
 _READ_BYTES = 1 << 20

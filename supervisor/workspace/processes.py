@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _GONE = (FileNotFoundError, ProcessLookupError)
 _AT_REST = frozenset({b"T", b"t", b"Z", b"X"})
 _VFORK_WAITS = frozenset({b"kernel_clone", b"wait_for_vfork_done"})
-"""Where the kernel holds a process in vfork(2) until its child has its program."""
+"""Places (wchan) of a process in vfork(2) until its child has its program."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from supervisor.workspace.layers import LayeredTree, TreeNode
 
 _SETS_ATTRIBUTES = frozenset({Change.MODE, Change.RENAMED})
-"""How a directory differs of which a commit sets what the base has."""
+"""Changes of a directory for which a commit sets its attributes in the base."""
 
 
 class Seen(msgspec.Struct, frozen=True, array_like=True):
@@ -74,7 +74,7 @@ class Seen(msgspec.Struct, frozen=True, array_like=True):
 
 NOTHING = Seen(0)
 CHANGED = Seen(-1)
-"""Of a path that is in conflict: the base never has this, so it stays in conflict."""
+"""Record of a path in conflict: the base never has this, so it stays in conflict."""
 
 Record = dict[bytes, Seen]
 _decoder = msgspec.msgpack.Decoder(Record)

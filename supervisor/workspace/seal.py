@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 MAX_LAYERS = 64
 LAYERS_AFTER_MERGE = 32
 _UNKNOWN = Seen(stat.S_IFDIR, inside=b"unknown")
-"""Seen of a directory in which something is in conflict: it equals none."""
+"""Record of a directory with a conflict in it: it equals no other."""
 
 _KEPT = ("user.", "system.posix_acl_", "security.capability")
 _NOT_KEPT = frozenset({errno.EOPNOTSUPP, errno.ENODATA, errno.EPERM})

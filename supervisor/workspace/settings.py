@@ -28,7 +28,7 @@ GUARDED = (
 """Guarded patterns, unless the configuration says otherwise."""
 
 RESERVE = 0.05
-"""The part of a file system that a layer, and what is kept beside it, leaves free."""
+"""Part of a file system that a layer and the files kept beside it leave free."""
 
 
 class DiskRoom(NamedTuple):

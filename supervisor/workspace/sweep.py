@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _MAKING_S = 60.0
-"""A workspace is made in some milliseconds, however busy the machine is."""
+"""Age at which a half made workspace is abandoned: making one takes milliseconds."""
 
 
 class Leftover(NamedTuple):

@@ -97,7 +97,7 @@ async def _narrow(session: Session, document: bytes) -> bytes:
 
 
 def do_refuse(session: Session, request: m.Refusal) -> bytes | None:
-    """A line that did not parse: its error, after earlier replies."""
+    """Return the error of a line that did not parse; it follows earlier replies."""
     token = request.token
     reply = request.reply
     if token is not None and int(token) not in session.files:

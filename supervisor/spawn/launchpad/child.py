@@ -198,7 +198,7 @@ def _await_order(order: Order, _launchpad: int) -> None:
 def _layer(
     name: str, apply: Callable[[Order, Any], str]
 ) -> tuple[str, Callable[[Order, int], None]]:
-    """A row of `STEPS` that is passed over unless the order asks for it."""
+    """Return a row of `STEPS` that does nothing unless the order asks for it."""
 
     def step(order: Order, _launchpad: int) -> None:
         if name in order.layers:

@@ -1,15 +1,15 @@
-"""How what a launchpad's children leave is ended: reaped, killed, reported.
+"""Ends the processes beneath a launchpad: signals, reaps and reports them.
 
-Signalling and waiting for direct children, the hunt for leftovers, the end of all.
+These are its direct children, their leftovers, and at its own end all of them.
 
 Rules:
  1. While a child is starting, a dead process is looked at before it is reaped.
- 2. A process that ``Family`` does not know is a leftover, but not while a child is forking that
-    has not told whom.
+ 2. A process that ``Family`` does not know is a leftover, but not while a child is forking and
+    has not told the new pids.
  3. A leftover that cannot die delays SWEPT of its own child alone, or where that has no pid
     namespace, of others that have none.
- 4. In turns, and not to the end of either: processes that fork and exit for ever die as
-    fast as they are reaped, and only a kill stops them.
+ 4. Reaping and killing take turns of a bounded length: processes that fork and exit for
+    ever die as fast as they are reaped, and only a kill stops them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 # <linux/wait.h>: also children that were cloned with another exit signal than SIGCHLD.
 _WALL = 0x40000000
 
-# Between two looks for what is to be killed: some 3 ms on an idle machine.
+# Most processes reaped between two hunts for leftovers: some 3 ms when idle.
 _REAPED_AT_ONCE = 1024
 # Groups of ended children that are remembered: a host removes them at once, and only one
 # that is killed meanwhile leaves them.
@@ -42,7 +42,7 @@ _SWEPT_AT_ONCE = 8192
 
 
 class Reaper:
-    """The dead and the dying beneath one launchpad.
+    """Reaps and kills the processes beneath one launchpad.
 
     Args:
         family: the children; a process that it does not know is a leftover.
@@ -51,7 +51,7 @@ class Reaper:
         reply: sends a message to the host.
 
     Attributes:
-        has_more_to_do: somebody may be dead, or about to be killed.
+        has_more_to_do: a process may be dead, or about to be killed.
         left_groups: directories of groups of children that ended.
     """
 
@@ -97,7 +97,7 @@ class Reaper:
         del self.left_groups[:-_LEFT_GROUPS]
 
     def _reap(self) -> bool:
-        """Wait for what has died; whether there may be more of it."""
+        """Reap dead processes; return whether more of them may be there."""
         for _ in range(_REAPED_AT_ONCE):
             try:
                 # Without a starting child there are no reports to read first.
@@ -139,7 +139,7 @@ class Reaper:
         descendants come here when they die, which is the next SIGCHLD.
         """
         children = self._children.pids()
-        # After the list was read: who stands on it and is no leftover was announced.
+        # After the list was read: a process on it that is no leftover was announced.
         self._read_all_reports()
         if self._family.is_forking:
             return False  # until it says whom it forked
@@ -188,7 +188,7 @@ class Reaper:
 
 
 def _has_children() -> bool:
-    """Whether a child of this process is left, dead or alive."""
+    """Return whether a child of this process is left, dead or alive."""
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:

@@ -348,7 +348,7 @@ def test_an_answer_that_is_no_report_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(doctor, "call", lambda *_: [])
-    with pytest.raises(ControlError, match="no report of leaks"):
+    with pytest.raises(ControlError, match="its answer is no report"):
         find_leaks("/x/control")
 
 

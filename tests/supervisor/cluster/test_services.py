@@ -517,7 +517,7 @@ def test_a_node_actor_that_holds_nothing_any_more_is_told(
 
 # spec FL11: a daemon that is not there is no node without a fleet.
 def test_no_daemon_and_no_door_are_told_apart(tmp_path: Path) -> None:
-    with pytest.raises(ControlError, match=r"no host at .*: there is no such socket"):
+    with pytest.raises(ControlError, match=r"cannot ask .*: there is no such socket"):
         client.FleetClient(f"{tmp_path}/control")
     (tmp_path / DOOR).touch()
     with pytest.raises(ControlError, match="it is not a socket"):

@@ -207,7 +207,7 @@ def test_a_program_without_permission_is_126(tmp_path: Path) -> None:
         ("spawn --cwd . -- true", 2, "--cwd: cannot use '.': the working directory"),
         ("mcp --root .", 1, "the working directory is gone"),
         ("check-config x", 2, "x: No such file or directory"),
-        ("ps --control x", 2, "no host at 'x'"),
+        ("ps --control x", 2, "cannot ask 'x': there is no such socket"),
         ("shim x", 2, "cannot use 'x': No such file or directory"),
     ],
 )

@@ -129,7 +129,7 @@ def test_without_a_daemon_a_command_says_so_and_imports_no_ray(
         path = f"{tmp_path}/control"
         done, found = commands.run("fleet", name, "--control", path, *words)
         assert (done.status, done.out) == (status, b""), name
-        assert done.said(f"no host at '{path}': there is no such socket"), name
+        assert done.said(f"cannot ask '{path}': there is no such socket"), name
         assert "ray" not in found, name
 
 

@@ -89,7 +89,7 @@ def test_top_as_json_has_every_figure(tmp_path: Path) -> None:
 
 def test_top_refuses_what_it_does_not_know(tmp_path: Path) -> None:
     absent = tmp_path / "absent"
-    assert sandhost("top", "--control", absent).said("no host at")
+    assert sandhost("top", "--control", absent).said("there is no such socket")
     bad = sandhost("top", "--control", absent, "--sort", "beauty")
     assert bad.status == 2
     assert bad.said("there are: cpu, rss")
@@ -215,7 +215,7 @@ def test_top_says_that_a_host_is_gone_and_goes_on(tmp_path: Path) -> None:
     with host(tmp_path) as control, terminal("--control", control) as top:
         top.until(r"child-1 +running")
         control.unlink()
-        top.until("no host at")
+        top.until("there is no such socket")
         top.press("q")
         assert top.process.wait(TIMEOUT_S) == 0
 
@@ -258,7 +258,7 @@ def test_trace_says_what_is_missing(tmp_path: Path) -> None:
     empty.write_text('not json\n{"event": "host.started"}\n')
     nobody = sandhost("trace", "c1", "--journal", empty)
     assert nobody.status == 2
-    assert nobody.said("no event of 'c1'")
+    assert nobody.said("cannot trace 'c1': the journal has no event of it")
     assert sandhost("trace", "c1", "--journal", tmp_path / "x").said("cannot read")
     both = sandhost("trace", "c1", "--journal", empty, "--follow")
     assert both.said("leave --journal out")

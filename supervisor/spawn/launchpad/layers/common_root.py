@@ -35,9 +35,9 @@ LINKS = (
     (b"/etc/mtab", b"../proc/self/mounts"),
 )
 _TERMINALS = b"newinstance,ptmxmode=0666,mode=0620,max=256"
-"""Of a child's own devpts: as many as it has, others have fewer (kernel.pty.max)."""
+"""Mount options of a child's devpts; its terminals count in kernel.pty.max as others'."""
 _SMALL = b"mode=1777,size=64m,nr_inodes=16k"
-"""Of a child's own ``/dev/shm`` and ``/tmp``; what is larger goes to TMPDIR."""
+"""Mount options of a child's ``/dev/shm`` and ``/tmp``; larger files go to TMPDIR."""
 
 
 class CommonRoot:

@@ -20,12 +20,12 @@ from hostlib.linux import mount_calls
 from hostlib.linux.syscalls import NOT_THERE, open_exactly
 
 _COVER = ((b"mode", b"755"), (b"size", b"64k"), (b"nr_inodes", b"4k"))
-"""Of what hides: as many inodes as a path has parts, for some paths."""
+"""Mount options of a tmpfs that hides a tree: inodes for the parts of some paths."""
 
 _TOP = ((b"mode", b"755"), (b"size", b"1m"))
 
 HIDE = "hide"
-"""The kind of a tree that is none: what is there is covered."""
+"""Kind of a tree that covers the files at its path."""
 
 IF_POSSIBLE = "if possible"
 """Owners are mapped where the file system of a tree can show them so."""
@@ -221,7 +221,7 @@ class Stage:
         """Cover a directory within a copy; elsewhere nothing of it is to be seen.
 
         Raises:
-            PartError: it is not there any more, so nobody knows where it is.
+            PartError: it is not there any more, and its new place is not known.
         """
         if self._holder(tree.path) is not None:
             return

@@ -151,14 +151,14 @@ def apply(
 
 
 def _is_true(ready: Ruleset, rules: tuple[tuple[bytes, str], ...]) -> bool:
-    """Whether what was made is wanted, and every path still is what it was then."""
+    """Return whether a prepared ruleset has wanted rules only, and no path changed."""
     if not ready.made.keys() <= set(rules):
         return False
     return all(was == identity_of(rule[0]) for rule, was in ready.made.items())
 
 
 def _handled_rights(abi: int) -> int:
-    """All rights on files that a version of Landlock restricts."""
+    """Return all rights on files that a version of Landlock restricts."""
     return _FILE_SYSTEM[abi] if abi < len(_FILE_SYSTEM) else _FILE_SYSTEM_NOW
 
 

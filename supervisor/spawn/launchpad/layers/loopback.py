@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     """Sockets, addresses with their prefix, and networks to have a local route to."""
 
 BACKLOG = 128
-"""Connections that wait to be accepted: twice what the host serves of one child."""
+"""Most connections that wait to be accepted: twice what the host serves of one child."""
 
 # <linux/sockios.h>, <linux/if.h>
 _SIOCSIFFLAGS = 0x8914

@@ -32,13 +32,13 @@ of the caller's mount namespace, by descriptor (6.13). NAMED: such mounts, as
 """
 
 _PLACE = b"/proc"
-"""Where a mount by NAMED is for a moment: a directory that is there (``layers.mounts``)."""
+"""Directory on which a mount by NAMED is for a moment; it exists (``layers.mounts``)."""
 
 SEALED_FILE = "sealed"
-"""Where an overlay's directory names its sealed layers, newest first, a NUL after each."""
+"""File of an overlay's directory with its sealed layers, newest first, a NUL after each."""
 
 VOLATILE_FILE = "volatile"
-"""Where an overlay's directory says, by being there, that its mount syncs nothing."""
+"""File of an overlay's directory that is there if its mount syncs nothing."""
 
 USER_XATTR = b"userxattr"
 """The option by which overlayfs keeps its attributes as a user's."""
