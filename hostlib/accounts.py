@@ -107,7 +107,7 @@ class Account(Generic[Amount]):
         return True
 
     def record(self, amount: Amount) -> None:
-        """Charge a use that has already happened, here and above, whatever the limits."""
+        """Charge a use that has already happened, here and above, also beyond the limits."""
         account: Account[Amount] | None = self
         while account is not None:
             account.used += amount
@@ -115,7 +115,7 @@ class Account(Generic[Amount]):
 
     @contextmanager
     def holding(self, amount: Amount) -> Iterator[None]:
-        """Charge a use for the length of the block, whatever the limits."""
+        """Charge a use for the length of the block, also beyond the limits."""
         self.record(amount)
         try:
             yield

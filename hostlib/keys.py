@@ -168,7 +168,7 @@ class _Handle(Protocol):
 
 
 class SecretFiles:
-    """The files of keys, which no client may open, whatever its rights (spec L13)."""
+    """The files of keys, which no client may open, not even with a grant (spec L13)."""
 
     def __init__(self) -> None:
         self._identities: set[FileIdentity] = set()

@@ -255,7 +255,7 @@ def _parse_reply(line: bytes, kind: str) -> m.Reply:
 class ReceiveBuffer:
     """Pieces in, lines and payload bytes out, in O(n).
 
-    1. A byte is copied at most twice, whatever the sizes of the pieces: once into the
+    1. A byte is copied at most twice, for pieces of any size: once into the
        partial line it belongs to, once out as that line.  A line that lies whole in one
        piece is cut from it directly, and so are payload bytes.
     2. A byte is searched for LF once: the search continues where it stopped.

@@ -52,7 +52,7 @@ def _escaped(text: bytes) -> Iterator[bytes]:
     """Yield an escaped text in pieces: a replacement does not let other threads run."""
     for start in range(0, len(text), PIECE_BYTES):
         piece = text[start : start + PIECE_BYTES]
-        # In this order: what is put in must not be escaped again.
+        # In this order: an escape must not be escaped again.
         for character, escaped in _ESCAPES:
             if character in piece:
                 piece = piece.replace(character, escaped)

@@ -257,7 +257,7 @@ class HostClient:
         self.path = find_control(path)
         self._reader = reader
 
-    # Each raises ControlError: nobody answers, or the host refuses.
+    # Each raises ControlError: the host does not answer, or it refuses.
 
     def ps(self) -> list[ChildRow]:
         """Return its children."""

@@ -102,7 +102,7 @@ class Host(Parts):
         return [row for row in self.roster.absent_rows() if row["name"] not in names]
 
     def report_omitted(self) -> None:
-        """Tell which events were left out so far: what comes next counts anew."""
+        """Tell which events were left out so far, and count anew."""
         self.events.report_omitted()
         for child in self.children.values():
             child.report_omitted()

@@ -118,7 +118,7 @@ class Parts:
         apart: its own directories, which no child sees into.
         holders: each yields (descriptor, a word for it) that something beside the
             host's own parts holds: a control socket, a scratch directory.
-        roster: adds to ``ps``; None where nobody knows more.
+        roster: adds to ``ps``; None without kept children.
         nursery: where what outlives a child's end runs; None before it is open.
     """
 

@@ -4,8 +4,8 @@ The relay is a small host of its own: a launchpad ends the nested child's whole 
 proxy (``vfs.relay``) stands between its FD 3 and this process's.  It has no tables and
 no policy: those are the real host's.
 
-Rule: what a nested child has for itself is its own, and not its siblings' or its parent's: a
-TMPDIR in this process's, which ends with it, and a token for tools.
+Rule: a nested child shares neither TMPDIR nor its token for tools with its siblings or its
+parent. Its TMPDIR lies in this process's, and ends with it.
 """
 
 from __future__ import annotations

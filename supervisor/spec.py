@@ -209,9 +209,8 @@ class ChildSpec:
     def run_dir_held(self) -> Iterator[int]:
         """Open ``run_dir``, for as long as a block lasts.
 
-        It is the directory that was made, whatever has come to stand in the place of what
-        it was made in (``scratch``, rule 3); without ``made_in`` it is what the name leads
-        to without any link.
+        It is the directory that was made, even if its parent was replaced (``scratch``, rule
+        3); without ``made_in`` it is the directory of that name, reached without links.
 
         Returns:
             A descriptor, for reading.

@@ -145,7 +145,7 @@ class BodyReader:
         """Return the bytes that bring a new reader to the state of this one.
 
         The parts are no copies: they are good until the next ``feed``.  The decoded body
-        is one chunk of them, whatever its chunks were.
+        is one chunk of them, not the chunks that came.
         """
         if not self._is_chunked:
             return self.body, self._buffer, self.rest

@@ -5,7 +5,7 @@ Rules of this file.
 1. All that a child acquires is released in reverse order by one stack, also after a
    failed start and after a hand-over.
 2. The exit of the process ends the child (spec S2), in this order: new programs are
-   refused; what it had sent is done, and nested clients are closed before their parent
+   refused; its earlier requests are done, and nested clients are closed before their parent
    (spec S3); its refusals are counted; the stack gives back the process, what services
    made for it (tools, the model), leftover processes, the conversations' nursery, root
    and grants, workspaces, user and groups; the end is reported, and the child is gone.

@@ -66,7 +66,7 @@ class FleetClient:
 
         Raises:
             RefusedError: it is of another version.
-            ControlError: nobody answers in time.
+            ControlError: the node actor does not answer in time.
         """
         if self._is_same_version:
             return

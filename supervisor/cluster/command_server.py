@@ -3,13 +3,13 @@
 Requests come on its standard input, one JSON object a line, answers leave on its standard
 output the same way (`commands` is the other end). Rules of this file.
 
-1. A command has a session of its own, and is over with its own process: what is in its
-   pipes then is its last output.
+1. A command has a session of its own, and is over with its own process: the bytes in
+   its pipes then are its last output.
 2. Of each command at most `WINDOW_BYTES` are under way: its reader tells how much it has
    taken of all that was said.
 3. The same request twice is done once; one that cannot be read is refused.
-4. With the last byte of its input, or where nothing was said for too long, this program
-   ends, and its child with it: nobody holds that any more.
+4. At the end of its input, or after too long a silence, this program ends, and its child
+   with it: no client holds the child any more.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 WINDOW_BYTES = 1024 * 1024
-"""Most bytes of output that its reader has not taken: a fiftieth of what the log keeps."""
+"""Most bytes of output under way to its reader: a fiftieth of a log's size."""
 
 PIECE_BYTES = 32_768
 """Most bytes of a file or an output in one answer."""
@@ -98,7 +98,7 @@ class _Task:
 
     @property
     def has_room(self) -> bool:
-        """Whether more may be under way."""
+        """Whether more output may be under way."""
         return self.said - self.read < WINDOW_BYTES
 
 
@@ -145,7 +145,7 @@ class _Command(_Task):
             os.set_blocking(self._input, False)
 
     def fds(self) -> Iterator[tuple[int, int]]:
-        """Yield its pipes, and what tells its end."""
+        """Yield its pipes and its pidfd, with the events to wait for."""
         yield self._pidfd, select.POLLIN
         if self.has_room:
             for fd in self._outputs:

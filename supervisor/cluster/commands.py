@@ -480,7 +480,7 @@ class Patience:
         return False
 
     def renew(self) -> None:
-        """Begin anew: what failed has succeeded."""
+        """Begin the patience anew, after a success."""
         self._until_s = math.inf
 
 

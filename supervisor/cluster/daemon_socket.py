@@ -47,7 +47,7 @@ async def connected(path: str) -> AsyncIterator[trio.SocketStream]:
     """Yield a connection to a control socket.
 
     Raises:
-        DaemonError: nobody listens there, or this process may have no more sockets.
+        DaemonError: no daemon listens there, or this process may have no more sockets.
     """
     try:
         sock = trio.socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

@@ -48,7 +48,7 @@ Until = Literal["started", "decided", "over"]
 STARTED: Until = "started"
 DECIDED: Until = "decided"
 OVER: Until = "over"
-"""States that a question can wait for; a child that waits for a place counts as decided."""
+"""States that a question can wait for; a child without a place counts as decided."""
 
 _BEFORE: dict[Until, frozenset[str]] = {
     STARTED: frozenset({"waiting", "placing"}),

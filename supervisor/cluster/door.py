@@ -56,7 +56,7 @@ ALIVE_S = 3.0
 """Time between two signs of life for a held child; longest wait for one node's part."""
 
 ANSWER_S = 8.0
-"""Longest wait for the directory: commands tell within 10 s that it is silent (FL11)."""
+"""Longest wait for the directory: commands tell its silence within 10 s (FL11)."""
 
 AGAIN_S = 0.2
 """Time from a request that a directory has not answered to the next attempt."""
@@ -178,7 +178,7 @@ class Leaving(msgspec.Struct, omit_defaults=True):
 
 
 class _Target(NamedTuple):
-    """A daemon, and what it is asked."""
+    """A daemon, and a request to it."""
 
     node: str
     request: ControlRequest

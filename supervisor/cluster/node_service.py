@@ -99,7 +99,7 @@ class Others(Protocol):
 
 
 class ControlRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Arguments of `control` and `open-stream`: what the node's daemon is asked."""
+    """Arguments of `control` and `open-stream`: a request to the node's daemon."""
 
     do: str
     args: dict[str, Any] = {}
@@ -215,7 +215,7 @@ class NodeService:
         """Pass messages until the link ends; return why.
 
         Raises:
-            DaemonError: nobody listens.
+            DaemonError: no daemon listens.
         """
         async with daemon_socket.connected(self._control) as stream:
             async with trio.open_nursery() as nursery:

@@ -471,7 +471,7 @@ class Cluster:
         address: of the head, IP:PORT.
 
     Raises:
-        AdapterError: nobody answers there, or the token is another one.
+        AdapterError: no head answers there, or the token is another one.
     """
 
     def __init__(self, address: str) -> None:

@@ -3,8 +3,8 @@
 Nothing here imports Ray. Rules of this file.
 
 1. All processes that are started for a node carry its directory in their environment
-   (`MARK`), and so do those that they start: what carries it is ended, by pidfd, and
-   nothing else. `ray stop` ends every Ray of a machine: it is never used.
+   (`MARK`), and so do those that they start: only processes with it are ended, by
+   pidfd. `ray stop` ends every Ray of a machine: it is never used.
 2. The token stands in a file of mode 0600, never in an environment, a command line or a
    log (FL9).
 """

@@ -1,7 +1,7 @@
 """The program `python -m supervisor.cluster.setup PID`, which has a node join.
 
-A command starts it with an order on stdin, and reads one line of its stdout: what came of
-it. It starts Ray, is a driver of it for a moment, makes the actors and ends. Called with
+A command starts it with an order on stdin, and reads one line of its stdout, the
+outcome. It starts Ray, is a driver of it for a moment, makes the actors and ends. Called with
 `ray WORDS` it is Ray's own command line, with `probe ADDRESS` a question to a cluster.
 """
 
@@ -58,8 +58,10 @@ REACH_S = 5.0
 """Longest wait for a connection to the head's machine; Ray itself tries for 40 s."""
 
 PATIENCE_S = 5.0
-"""Longest wait for a start to end by a signal: Ray checks for signals each second, but
-not for 40 s while it waits for its head."""
+"""Longest wait for a start to end by a signal.
+
+Ray checks for signals each second, but not for 40 s while it waits for its head.
+"""
 
 RESOURCE = "sandhost"
 """Ray's resource of a node, for others to see: as many as children may run there."""
@@ -77,7 +79,7 @@ _NO_DIRECTORY = (
 
 
 def set_up(order: SetupOrder) -> SetupOutcome:
-    """Bring a node into the fleet; what was started ends again if that fails.
+    """Bring a node into the fleet; after a failure, end the processes started for it.
 
     Raises:
         AdapterError: it cannot be.

@@ -1,4 +1,4 @@
-"""Signals that end a command: the first counts, and what it began ends before."""
+"""Signals that end a command: the first counts, and the work under way ends before."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ class DaemonOrders:
     Args:
         host: has the children.
         children: the kept ones.
-        places: the directories of the daemon, whatever the configuration says by now.
+        places: the directories of the daemon, as they were at its start.
         config_path: read anew by ``reload``; None if it was started without one.
         on_reload: called with True before a reload and False after it.
     """
@@ -279,7 +279,9 @@ class DaemonOrders:
             return closed
         _check_life(what, kept.child.spec.fleet, args)
         if kept.input is None:
-            raise OrderError(f"{what}: its standard input is empty")
+            raise OrderError(
+                f"{what}: its standard input is empty; spawn it with `takes_input`"
+            )
         try:
             self._host.fence.check(kept.child.id)
             data = base64.b64decode(args.data, validate=True)

@@ -95,7 +95,8 @@ Serve = Callable[[trio.SocketStream, bytes], Awaitable[None]]
 """Has a connection from its answer on, with what came behind the question."""
 
 Link = Callable[[dict[str, Any]], tuple[object, Serve]]
-"""Returns the result of an order, and what serves its connection; raises ``OrderError``."""
+"""Returns an order's result, and the function that serves its connection; raises
+``OrderError``."""
 
 Send = Callable[[object], Awaitable[None]]
 Stream = Callable[[dict[str, Any], Send], Awaitable[None]]

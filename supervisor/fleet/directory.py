@@ -90,11 +90,13 @@ MOST_AT_ONCE = 100_000
 """Most children of one request."""
 
 MOST_OVER = 1000
-"""Most ended children in the list, the newest; counted apart from children that never ran,
-so that a batch which ends at once does not push out one of it that was not started."""
+"""Most ended children in the list, the newest, and as many that never ran.
+
+Apart, so that a batch which ends at once does not push out its unstarted children.
+"""
 
 MOST_GONE = 1000
-"""Most lost or left nodes in the list, the newest; nodes with slices are not counted."""
+"""Most lost or left nodes in the list, the newest; ones with slices stay longer."""
 
 _GONE = frozenset({NodeState.LOST, NodeState.LEFT})
 _ON_NODE = frozenset(
@@ -430,7 +432,7 @@ class Directory:
         return None
 
     def _why_never(self, message: Join) -> str | None:
-        """Return why a node may not join, whatever its session and its name are."""
+        """Return why a node may not join under any session and name."""
         try:
             check_version(f"node {message.node!r}", message.version, self._version)
         except VersionError as why:

@@ -3,8 +3,8 @@
 Rules of this file.
 
 1. A slice is taken once: by the session, the ledger and the request that asked for it.
-2. A reservation is in the ledger before its call is sent; what is reserved when the
-   process dies counts as spent.
+2. A reservation is in the ledger before its call is sent; at the death of the process,
+   reserved amounts count as spent.
 3. A slice that was just taken is not idle: the call that it was asked for comes next.
 4. The last report of a slice goes out when nothing is reserved in it and nothing more
    will be; the ledger keeps the slice until the directory has it closed.

@@ -25,8 +25,10 @@ BEAT_S = 1.0
 """Time from an answered beat to the next one."""
 
 RETRY_S = 0.1
-"""Time from a failed beat to the next attempt: with a second, a directory that was killed
-under load cost children."""
+"""Time from a failed beat to the next attempt.
+
+With a second, a directory that was killed under load cost children.
+"""
 
 ANSWER_S = 0.5
 """Time without an answer before the next attempt; a later answer still counts."""
@@ -43,8 +45,8 @@ class NodeLease:
 
     Attributes:
         next_s: when the next attempt is due, on the node's clock.
-        deadline_s: until then the node may have children and cause effects; what the
-            launchpad was told last.
+        deadline_s: until then the node may have children and cause effects; the last
+            deadline that the launchpad got.
     """
 
     def __init__(self, lease_s: float = LEASE_S) -> None:

@@ -68,8 +68,7 @@ CREATE TABLE IF NOT EXISTS sandhost_fleet_rows (
     PRIMARY KEY (name, key)
 );
 """
-"""Statements that make the tables; without the lock, two directories that run them at
-once would fail."""
+"""Statements that make the tables; without the lock, two at once would fail."""
 
 _FIND = "SELECT to_regclass('sandhost_fleet_rows')"
 

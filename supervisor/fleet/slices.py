@@ -112,7 +112,7 @@ class SliceRow(msgspec.Struct, frozen=True):
 
 
 class RequestRow(msgspec.Struct, frozen=True):
-    """The last request of a node, and what it got; no slice: it was refused."""
+    """The last request of a node, and its slice; no slice: it was refused."""
 
     session: Session
     number: int
@@ -165,7 +165,7 @@ class RootAccount:
     def set_rule(
         self, limit: float, kind: str, fleet: str, now: Moment, step: Step
     ) -> None:
-        """Open it with a limit and windows; what is spent and given out counts on.
+        """Open it with a limit and windows; spent and given out amounts count on.
 
         Args:
             limit: weighted tokens of a window.
@@ -184,7 +184,7 @@ class RootAccount:
         self._put_account(replace(row, is_open=True), step)
 
     def close(self, step: Step) -> None:
-        """Let no call be paid in it; what is spent and given out stays noted."""
+        """Let no call be paid in it; spent and given out amounts stay noted."""
         self._put_account(replace(self.row, is_open=False), step)
 
     def begin_window(self, now: Moment, step: Step) -> None:

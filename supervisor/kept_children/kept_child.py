@@ -582,7 +582,7 @@ def _prepare_uses(uses: tuple[WorkspaceUse, ...]) -> tuple[WorkspaceUse, ...]:
 
 
 class _Input(NamedTuple):
-    """A standard input: what a process reads, and where it is written; -1 if nowhere."""
+    """A standard input: its reading end, and its writing end; -1 without one."""
 
     reader: int
     writer: int

@@ -145,7 +145,7 @@ class BaseKeeper:
         """Commit what a child has changed on another node to its base here.
 
         Raises:
-            BaseError: the changes do not come, or what was packed is not known any more.
+            BaseError: the changes do not come, or the packed base is not known any more.
             VerbError: they cannot be committed; the base is as it was.
         """
         from supervisor.workspace.layer_import import (  # noqa: PLC0415 - seldom

@@ -131,7 +131,7 @@ class Bases:
     # On the node that has the directory
 
     def pack(self, path: str, node: str) -> Base:
-        """Pack a directory; what is packed already is found by its content.
+        """Pack a directory; one with the same content is not packed twice.
 
         Raises:
             BaseError: it is no directory, too large, or has special files.
@@ -310,7 +310,7 @@ def _new_path(where: Path) -> Path:
 
 
 def _name(new: Path, path: Path) -> None:
-    """Give what is whole its name, on the disk; what is there already stays."""
+    """Rename a whole directory into place, on the disk; an existing one stays."""
     from supervisor.workspace.linux import sync_file_system  # noqa: PLC0415 - seldom
 
     top = os.open(new.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -3,8 +3,8 @@
 Rules of this file.
 
 1. A step is in the ledger before anything of it is sent or done (`StepWriter`).
-2. Messages go through the link of a node actor, if there is one; what finds none is lost,
-   as on a network, and the node sends it again. The node goes on without a link.
+2. Messages go through the link of a node actor, if there is one; without a link they
+   are lost, as on a network, and the node sends them again. The node goes on without a link.
 3. A renewal counts once the session's launchpad has armed it (FL5). Children of the
    fleet run under that launchpad alone.
 4. `all_gone` is said when nothing of the session is left beneath this process (FL6).
@@ -246,7 +246,7 @@ class Member:
         return True
 
     def _end_membership(self, fault: str) -> None:
-        """Be no node any more; what takes time is done by `_live`."""
+        """Be no node any more; `_live` does the slow part."""
         self._fault = fault
         self.node = None  # nothing is carried out, no effect goes out, no call is paid
         self._link_scope.cancel()
@@ -299,7 +299,7 @@ class Member:
     # The link
 
     def link(self, args: LinkArgs) -> tuple[LinkAnswer, Serve]:
-        """Return the answer to a node actor, and what serves the link then.
+        """Return the answer to a node actor, and the function that serves the link.
 
         Raises:
             LinkError: it is refused.

@@ -1,6 +1,6 @@
 """The name that a TLS connection is for, read from its ClientHello (spec NET7).
 
-1. Nothing is decrypted, and no byte is lost: what was read is held to be sent on.
+1. Nothing is decrypted, and no byte is lost: the bytes read are kept to be sent on.
 2. A message may lie in any number of records (RFC 8446, 5.1) and segments.
 3. An ambiguous message is refused: a server might read it in another way.
 """

@@ -190,7 +190,7 @@ class Connections:
         connection: Connection,
         handle: Callable[[Connection], Awaitable[None]],
     ) -> None:
-        """Serve a connection until it has ended; what ``handle`` leaves open is reset."""
+        """Serve a connection until it has ended; reset it if ``handle`` leaves it open."""
         try:
             self.check_effect()
         except FencedError as why:

@@ -280,7 +280,7 @@ class _Exchange:
             event := await self._server.next_event(), h11.EndOfMessage
         ):
             if isinstance(event, h11.Data):
-                # Each byte a character: what is looked for is ASCII, and all else stays.
+                # Each byte a character: secrets are ASCII, and other bytes stay as they are.
                 await self._pass_piece(redactor.feed(str(event.data, "latin-1")))
         await self._pass_piece(redactor.rest())
         await self._http.send(h11.EndOfMessage())

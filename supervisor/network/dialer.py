@@ -157,7 +157,7 @@ async def dial_through(
 
 
 async def _read_head(sock: socket.socket) -> bytes:
-    """Read the head of an answer; what follows it is the host's, and stays unread."""
+    """Read the head of an answer, and leave the server's bytes behind it unread."""
     head = bytearray()
     while len(head) <= MAX_HEAD_BYTES:
         await wait_readable(sock)

@@ -132,7 +132,7 @@ class DnsSockets:
             connection.idle_since = trio.current_time()
 
     def _answer_datagram(self, sock: socket.socket) -> bool:
-        """Answer the next packet, whatever it is; tell whether there was one."""
+        """Answer the next packet, malformed ones too; tell whether there was one."""
         try:
             packet, peer = sock.recvfrom(dns.MAX_QUESTION_BYTES + 1)
         except BlockingIOError:

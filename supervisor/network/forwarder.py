@@ -1,7 +1,7 @@
 """Connections that come to addresses of a child's names, and where each is to go.
 
-The address and the port that a connection came to say what it is for, whatever is in its
-bytes (spec NET5): on 127.0.0.1 the child's DNS and its proxy, elsewhere a name's server.
+A connection's target is the address and port it came to, independent of its bytes (spec
+NET5): on 127.0.0.1 the child's DNS and its proxy, elsewhere a name's server.
 """
 
 from __future__ import annotations

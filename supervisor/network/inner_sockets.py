@@ -26,7 +26,7 @@ class SocketsState(msgspec.Struct):
 
     Attributes:
         listeners: (port, descriptors).
-        stock: also those in use; what is connected by them is reset.
+        stock: also those in use; their connections are reset.
     """
 
     dns_datagram: int

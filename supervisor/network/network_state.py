@@ -1,8 +1,8 @@
 """The hand-over of children's networks to the next program of a host.
 
 1. A descriptor is its number, as everywhere in a hand-over.
-2. Rules are their texts, what was changed live among them. A part of a network keeps
-   what it was cut from, or it would open more than before.
+2. Rules are their texts, those changed live included. A part of a network keeps the
+   network that it is a part of, or it would open more than before.
 3. Connections have no form. They are reset by exec(2) itself (`sockets.reset_at_exit`),
    so that a hand-over that fails has ended none.
 """

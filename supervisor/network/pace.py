@@ -1,7 +1,7 @@
 """The bound on the network's work in one turn of the loop, for all children.
 
-A thousand connections that begin, or end, at once would make one turn of it: nobody
-else's file would be read meanwhile (spec S5).
+A thousand connections that begin, or end, at once would make one long turn: no other
+child's file would be read meanwhile (spec S5).
 """
 
 from __future__ import annotations

@@ -73,9 +73,9 @@ class Dialogue(Protocol):
         ...
 
     def forward(self, data: bytes = b"") -> bytes:
-        """Return what goes to the server for what the program sends.
+        """Return the bytes for the server that the program's bytes make.
 
-        Call it without data first: what came behind the question is there already.
+        Call it without data first: bytes behind the request's head are there already.
 
         Raises:
             ProxyError: a body has another end than its head says.

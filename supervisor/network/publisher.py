@@ -90,7 +90,7 @@ class SocketStock:
             return True
 
     def give_back(self, sock: socket.socket) -> None:
-        """Make a socket ready for others; what is connected by it is reset."""
+        """Make a socket ready for others, and reset its connection."""
         self._used.discard(sock)
         try:
             disconnect(sock)

@@ -1,7 +1,7 @@
 """One rule of a policy: `[!]TARGET[:PORTS][@OPTIONS]` (spec NET1).
 
-A target is a name, `*.NAME` (what is below a name, at any depth), `*`, or a network. The
-text of a rule is the operator's; what equals another rule is its canonical form.
+A target is a name, `*.NAME` (the names below it, at any depth), `*`, or a network. A rule
+keeps the operator's text; two rules are equal if their canonical forms are.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The rules of one child as a table: what a name or an address has by them.
+"""The rules of one child as a table: the rights of a name or an address.
 
 1. A look-up costs the labels of the name, or the different lengths of the networks, and
    not the number of rules and ports.

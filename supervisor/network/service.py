@@ -321,7 +321,7 @@ class NetworkService:
     # Handed over
 
     def rest(self) -> None:
-        """Do nothing: what comes until exec(2) is served still."""
+        """Do nothing: connections are served until exec(2)."""
 
     def resume(self) -> None:
         """Do nothing."""

@@ -137,10 +137,10 @@ def settings_from(
 
 
 def nested_settings(texts: Iterable[str], parent: str) -> NetworkSettings:
-    """Return what a nested child's network is: a part of its parent's (spec NET2).
+    """Return a nested child's network: a part of its parent's (spec NET2).
 
-    The relay serves it, and dials by the parent's names: what the parent may not reach,
-    the host refuses once more.
+    The relay serves it, and dials by the parent's names: the host checks each of these
+    against the parent's rules, too.
 
     Args:
         texts: the rules that it asks for.

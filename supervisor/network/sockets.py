@@ -31,7 +31,7 @@ _KEEPALIVE = (
 
 
 def close_socket(sock: socket.socket) -> None:
-    """Close a connection: what was sent arrives, then its end."""
+    """Close a connection after the sent bytes have arrived."""
     if sock.fileno() >= 0:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER)
         _close(sock)

@@ -173,7 +173,7 @@ def close_range() -> str:
 
 
 def subreaper() -> str:
-    """Become a subreaper, and what it was again."""
+    """Become a subreaper, and undo that."""
     before = ctypes.c_int()
     syscalls.prctl(_PR_GET_CHILD_SUBREAPER, ctypes.addressof(before))
     syscalls.prctl(PR_SET_CHILD_SUBREAPER, 1)

@@ -32,15 +32,16 @@ LOOK_S = 0.2
 """Time between two looks: a fork bomb competes that long; a look costs 2 us."""
 
 REFUSALS = 100
-"""Refusals in ``LOOK_S`` that make a fork bomb: it gets some thousands in that time, a
-program that waits before it tries again gets fewer."""
+"""Refusals in ``LOOK_S`` that make a fork bomb.
+
+One gets some thousands in that time; a program that waits between attempts gets fewer.
+"""
 
 CALM_S = 1.0
 """Time without a refusal after which a child gets its time back: five looks."""
 
 MOST_CALM_S = 64.0
-"""Longest time for which a calm child is held back; a shorter one would let a bomb with
-pauses take the processors again."""
+"""Longest time for which a calm child is held back; bombs with pauses exist."""
 
 CPUS = 0.1
 """Processors' time of a group that is held back: 10 ms in each 100."""

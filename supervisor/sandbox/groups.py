@@ -71,7 +71,7 @@ class Hierarchy:
 
 @dataclass(frozen=True, slots=True)
 class GroupBounds:
-    """The groups that a child is to join, and what they keep for all of its processes.
+    """The groups that a child is to join, and their bounds for all of its processes.
 
     Attributes:
         procs: files of them that take its pid; none if it joins none.
@@ -99,7 +99,7 @@ class Groups:
         why_not: why there is none.
         kinds: what hierarchy each is of.
         keeps_cpus: a bound of the processors' time was set.
-        left_out_cpu: there could be one of ``cpu``, and nobody needed it.
+        left_out_cpu: there could be one of ``cpu``, but no limit needed it.
     """
 
     made: list[str] = field(default_factory=list)
@@ -187,7 +187,7 @@ class Groups:
         return limits.processes is None or not self.left_out_cpu
 
     def remove(self) -> bool:
-        """Remove them; what is still in one is killed first, where the kernel can.
+        """Remove them; kill the processes in them first, where the kernel can.
 
         Returns:
             Whether none is left. A process in one was killed, and takes a while to end.
@@ -359,7 +359,7 @@ class Reserve:
         return not self._left
 
     def close(self) -> None:
-        """Remove what nobody took; what waited in it, or was left, is dead."""
+        """Remove the groups that no child took; the processes in them are dead."""
         spare, self._spare = self._spare, None
         if spare is not None:
             self.give_back(spare)

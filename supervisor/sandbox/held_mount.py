@@ -169,7 +169,7 @@ def _try(way: str) -> None:
 def _hold(
     layers: Layers, owners: int, way: str, *, is_volatile: bool = False
 ) -> HeldMount:
-    # Anew for each way: what was attached once cannot be attached again.
+    # Anew for each way: a mount cannot be attached twice.
     with closing(copy_layers(layers, owners)) as copies:
         make = partial(make_overlay, copies, way, is_volatile=is_volatile)
         if way == DETACHED:

@@ -87,7 +87,7 @@ class Links:
     def belong(self, places: Mapping[str, bool]) -> None:
         """Mark what the child may write: links in there may be the child's.
 
-        One after the other: what lies in another one is not followed out of that.
+        They are marked in turn: links are not followed out of one that lies in another.
 
         Args:
             places: by their names: whether it may read them as well.

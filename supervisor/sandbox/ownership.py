@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _SOME_DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 KEEPER = 0x3FFFFFFF
-"""A user that no process is: what it has is root's to use, and never shown as a child's."""
+"""A user without processes, for files that root uses and no child sees as its own."""
 
 _AROUND = 2
 """Directories of the host's around one that is given: a sidecar's lies in two."""
@@ -130,7 +130,7 @@ def find_closed_parent(
         user: and its group, of the same number.
         directory: has been given to it.
         top: is looked at last; "" if it does not hold the directory.
-        mapped: what is root's on the way is shown as the user's.
+        mapped: directories of root's on the way are shown as the user's.
 
     Raises:
         OSError: one of them is gone.

@@ -48,7 +48,7 @@ LAYERS = {
     "utsns": "a host that is root, or the layer userns",
     "cgroup": "a cgroup that is this user's to divide (systemd: Delegate=yes)",
 }
-"""Every layer that a profile can name, and what it takes to have it."""
+"""Every layer that a profile can name, and its requirements."""
 
 FIRST_USER = ownership.KEEPER + 1
 """Of children of root: above what subordinate users are made of (login.defs(5))."""

@@ -193,4 +193,4 @@ PROBES = (
         "nothing: namespaces are made without it",
     ),
 )
-"""Everything that is tried, what a host needs first."""
+"""All probes, those of a host's needs first."""

@@ -376,10 +376,10 @@ async def _attempt(
     wanted: WantedWalls,
     share: trio.CapacityLimiter | None,
 ) -> SpawnRequest:
-    """Return a request with what is thought to be had at the moment.
+    """Return a request for the layers that this machine seems to give at the moment.
 
     Raises:
-        SpawnError: what it cannot be without is not.
+        SpawnError: a required layer is missing.
         OSError: a directory of its own is gone.
     """
     layers = plan.wanted()
@@ -433,7 +433,7 @@ def _give_and_ask(
 def request_layers(
     layers: set[str], wanted: WantedWalls, executable: str, home: str
 ) -> tuple[dict[str, object], dict[str, str]]:
-    """Return what goes to the launchpad, and what a child has no way to.
+    """Return the layers for the launchpad, and those that a child cannot have.
 
     Every fault is this start's failure.
 

@@ -3,7 +3,7 @@
 One list, in the forms in which the launchpad takes it.
 
 Rule: a path of a rule has no links.  Its user opens it without following any
-(``syscalls.open_exactly``): what is replaced meanwhile is not there.
+(``syscalls.open_exactly``): a path with a link in it by then counts as missing.
 """
 
 from __future__ import annotations

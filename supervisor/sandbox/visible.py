@@ -62,7 +62,7 @@ _ETC_KINDS = ("-release", "-openjdk")
 """Suffixes of names in ``/etc`` that tell which system, or which Java, this is."""
 
 _BESIDE_KEYS = ("/etc/ssl", "/etc/pki", "/etc/pki/tls")
-"""Directories of certificates and settings that have this machine's private keys too."""
+"""Directories of certificates and settings, with private keys among them."""
 
 _TICK_NS = 100_000_000
 """Two changes of a directory within this time may have the same time stamp."""
@@ -83,7 +83,7 @@ _SHIMS_PARTS = (
     *("bin", "lib", "libexec", "plugins", "shims"),
     *("versions", "installs", "version"),
 )
-"""Names of the parts of a manager of versions with shims (pyenv, rbenv, nodenv, asdf)."""
+"""Parts of a manager of versions with shims (pyenv, rbenv, nodenv, asdf)."""
 
 
 _NOTHING = View((), ())
@@ -178,7 +178,7 @@ class _Finder:
             self.rules[real] = PathRule(real, kind, is_mapped, if_possible=True)
 
     def add_program(self, path: str) -> None:
-        """Allow a program, what its ``#!`` line names, and their installations."""
+        """Allow a program, the program of its ``#!`` line, and their installations."""
         is_named_by_them = False
         for _ in range(4):  # as deep as the kernel follows "#!"
             walk = self.links.walk(path, is_trusted=True)
@@ -345,9 +345,9 @@ def _is_everybodys(path: str) -> bool:
 
 
 def _is_everybodys_to_read(path: str) -> bool:
-    """Tell whether everybody may do with a path what its owner may, but for changes.
+    """Tell whether all users may read and execute a path as its owner may.
 
-    Of a directory that is said of itself; what lies in it has modes of its own.
+    For a directory, this does not include the files in it: they have their own modes.
     """
     mode = _mode(path)
     wanted = stat.S_IROTH | (stat.S_IXOTH if mode & stat.S_IXUSR else 0)

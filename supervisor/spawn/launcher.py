@@ -54,8 +54,8 @@ STOCK_TIMEOUT_S = 0.5
 # The launchpad forks one at a time; more requests under way only hold descriptors.
 SPAWNS_UNDER_WAY = 16
 
-# The launchpad has forked by then, a crowd's turn included: what takes longer is an exec
-# that hangs, which is to hang alone.
+# The launchpad has forked by then, a crowd's turn included. A longer start is an exec that
+# hangs, and only that child may wait for it.
 SPAWN_TURN_S = 1.0
 
 
@@ -64,7 +64,7 @@ class RecordState(msgspec.Struct, array_like=True):
 
     Attributes:
         ident: its number.
-        abandoned: nobody waits for it any more.
+        abandoned: no caller waits for it any more.
         status: the values of ``ExitStatus``; None while it runs.
     """
 
@@ -195,7 +195,7 @@ class Launcher:
         and its children are as suspicious as everything beneath it.
 
         Raises:
-            LaunchpadLost: nobody waits any more.
+            LaunchpadLost: the launchpad has ended.
         """
         with trio.move_on_after(STOCK_TIMEOUT_S):
             return (await self._query(wire.LIST)).stock
@@ -207,7 +207,7 @@ class Launcher:
 
         Raises:
             OSError: none can be made here.
-            LaunchpadLost: nobody is there to make it.
+            LaunchpadLost: the launchpad has ended.
         """
         record = await self._query(wire.OWNERS, user, owner)
         record.check()
@@ -332,7 +332,7 @@ class Launcher:
 
     @property
     def is_at_rest(self) -> bool:
-        """Whether nothing is being sent, and nobody waits for a child to start."""
+        """Whether no message is being sent, and no caller waits for a start."""
         return not (
             self._sending.locked()
             or self._room.value < SPAWNS_UNDER_WAY

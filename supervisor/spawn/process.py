@@ -207,7 +207,7 @@ class SpawnedProcess:
             Its status; neither code nor signal if the launchpad did not tell in time.
 
         Raises:
-            LaunchpadLost: It has ended; how, nobody knows any more.
+            LaunchpadLost: It has ended; its status is lost.
 
         Cancellation: nothing is lost, wait again.
         """
@@ -234,7 +234,7 @@ class SpawnedProcess:
 
     @property
     def status(self) -> ExitStatus | None:
-        """How it has ended; None if it has not, or nobody will ever know."""
+        """How it has ended; None if it runs, or its status is lost."""
         return self.record.status
 
     def at_exit(self, call: Callable[[], None] | None) -> None:

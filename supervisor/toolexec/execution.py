@@ -286,7 +286,7 @@ class Execution:
             self._door = door_stack.pop_all()
 
     async def begin(self, timeout_s: float, sidecar: str) -> None:
-        """Report and run the spawned tool, whatever happens to its client.
+        """Report and run the spawned tool, also after its client is gone.
 
         Args:
             timeout_s: its time limit; 0 for none.

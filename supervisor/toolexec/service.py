@@ -67,7 +67,7 @@ class ToolExecState(msgspec.Struct):
     """The handed-over state of ToolExec.
 
     An execution is a process of the launchpad, a pipe and a log; all three stay. A
-    listener keeps its address, whatever the configuration says by now.
+    listener keeps its address, also if the configuration has another one by now.
 
     Attributes:
         shared: the listeners of all children.

@@ -70,7 +70,7 @@ _LARGEFILE = 0o100000
 _EVENT_FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | _LARGEFILE
 
 MOST_EVENTS = 256
-"""Most events of one read: each is a descriptor of this process until its path is known."""
+"""Most events of one read: each is a descriptor until its path is known."""
 
 _DELETED = b" (deleted)"
 

@@ -1,4 +1,4 @@
-"""Snapshots and forks: what becomes of an upper layer and its sealed layers.
+"""Snapshots and forks: an upper layer becomes a sealed one, or goes away.
 
 Rules:
  1. The state names the layers first, in one write, and as which layer the upper goes

@@ -93,8 +93,8 @@ class Commits:
     def commit(self, selection: CommitSelection, *, is_dry: bool) -> CommitResult:
         """Bring what is chosen to the base, or nothing of it.
 
-        Precondition: no commit is cut, and unless this is dry, what is sealed is one layer
-        of the workspace's own.
+        Precondition: no commit is interrupted, and unless this is dry, the sealed changes
+        are one layer of the workspace's own.
 
         Raises:
             NoMatchError: a pattern names nothing.
@@ -170,7 +170,7 @@ class Commits:
             OSError: it cannot be ended now.
         """
         is_applied = self._end_cut()
-        # Only now: what the base has of a commit that is undone yet may go again.
+        # Only now: an interrupted commit may still have been undone in the base.
         prune_later(self._held)
         return is_applied
 
@@ -366,7 +366,7 @@ class Committer:
         """Remove the staging directory, settle, then remove the journal."""
         self.remove_staging(journal)
         if journal.state in {"applied", "undone"}:
-            # Only now: what is removed there may have other links in the base. After a
+            # Only now: a file that is removed there may have other links in the base. After a
             # crash it is done again.
             self._aside.clear()
             self._aside.update(journal.aside)

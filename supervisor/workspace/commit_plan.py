@@ -142,7 +142,7 @@ class Planner:
         rows: Sequence[Row],
         conflicts: Sequence[Conflict],
     ) -> tuple[dict[bytes, MergedFile], list[Conflict]]:
-        """Merge what is in conflict; return what was merged, and what was not."""
+        """Merge conflicts; return the merged files, and the conflicts that stay."""
         by_path = {row.path: row for row in rows}
         merges: dict[bytes, MergedFile] = {}
         left = []
@@ -168,7 +168,7 @@ class Planner:
         raise CannotMergeError("no text that both began from is kept")
 
     def _find_guarded(self, rows: Sequence[Row]) -> tuple[list[bytes], list[bytes]]:
-        """Return what a commit does not take, and what of that no --allow changes."""
+        """Return the paths that a commit leaves out, and those that no --allow admits."""
         hide, base = self._held.hide, self._trees.base
         never = [path for row in rows for path in hidden_paths(row, hide, base)]
         guarded = self._guarded_paths(rows)
@@ -245,7 +245,7 @@ def _is_named(patterns: Patterns, row: Row) -> bool:
 
 
 def _without(rows: Sequence[Row], left: set[bytes]) -> list[Row]:
-    """Return rows but those that are left, and what cannot be without them."""
+    """Return the rows without those left out, and without the rows that need them."""
     kept: list[Row] = []
     origins = {row.origin for row in rows if row.path in left and row.origin}
     for row in rows:

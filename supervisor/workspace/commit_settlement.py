@@ -249,7 +249,7 @@ def _forget_gone(record: Record, base: LayeredTree, journal: CommitJournal) -> N
 
 
 def _record_above(record: Record, trees: Trees, paths: Sequence[bytes]) -> None:
-    """Record anew the directories that were made anew: what is new is a commit's.
+    """Record anew the directories that were made anew: a commit made the new ones.
 
     The operator's changes have rows of their own: such a directory shows nothing of the
     base.

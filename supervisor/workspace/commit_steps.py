@@ -239,7 +239,7 @@ class Steps:
         raise BaseChangedError(step.path, _CHANGED)
 
     def _bring_back(self, step: Put, directory: int, name: bytes) -> None:
-        """Bring back what a step has replaced, or what the operator has saved since."""
+        """Bring back the file that a step has replaced, or a later one of the operator."""
         superseded = {step.inode}
         # Held, so that no number of these is given to a file that is saved meanwhile.
         with contextlib.ExitStack() as held:

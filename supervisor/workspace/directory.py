@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 _WORKSPACES = "workspaces"
 COPIES = "fleet-bases"
-"""Name of the directory with copies of other machines' bases, in the state directory."""
+"""Directory with copies of other machines' bases, in the state directory."""
 
 _LOCK_BYTES = 256
 HALF = ".discarded-"
@@ -63,7 +63,7 @@ PATIENCE_S = 10.0
 
 
 class WorkspaceError(Exception):
-    """A workspace cannot be used as it was asked; the text says what, why, what to do."""
+    """A workspace cannot be used as asked; the text has the reason and the remedy."""
 
 
 class NoWorkspaceError(WorkspaceError):

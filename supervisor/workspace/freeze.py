@@ -71,7 +71,7 @@ class StoppedProcesses:
     Args:
         device: of the mount, as in ``/proc/PID/mountinfo``: ``MAJOR:MINOR``.
         firsts: the first process of each child that has it.
-        end: can be read when the command has ended: nobody waits for the stop then.
+        end: can be read when the command has ended: the stop is given up then.
 
     Raises:
         FreezeError: one does not stop, or there is none, or the command has ended.

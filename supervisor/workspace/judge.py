@@ -1,8 +1,8 @@
 """Conflicts: the base has changed where a workspace has changed it as well.
 
 A record says what the workspace has seen of the base. Before there is one, times decide: the
-birth of the upper inode is the moment of the copy-up; what was removed, or replaced by
-something that was not copied from it, was there when the run began. Both clocks tick
+birth of the upper inode is the moment of the copy-up; a path that was removed, or replaced
+without a copy-up, is taken to be of the time when the run began. Both clocks tick
 coarsely, so an equal time counts as changed (spec WS11).
 """
 
@@ -248,8 +248,8 @@ class Judge:
     def _conflict_above(self, row: Row) -> str:
         """Return why the base's directory, which the child does not see, is in conflict.
 
-        The child has another directory of that name: what the operator brought into the
-        base's one since the run began was never seen.
+        The child has another directory of that name: it never saw the operator's changes in
+        the base's one since the run began.
         """
         if row.old is None or row.change is Change.RENAMED:
             return ""

@@ -1,8 +1,8 @@
 """Changes that were made on another machine, committed to their base here.
 
 A workspace for this one commit has them as its layer, so all rules of a commit hold. The
-record of what the base had is of the moment at which the base was packed: what has
-changed in it since then is in conflict.
+record of the base is of the moment at which it was packed: later changes in the base are
+in conflict.
 """
 
 from __future__ import annotations

@@ -34,11 +34,13 @@ _BINARY_LOOK_BYTES = 8000
 """Bytes of a file that git searches for a NUL, the mark of a binary file."""
 
 _BIG_FILE_BYTES = 512 << 20
-"""Size above which git takes a file as binary without reading it (core.bigFileThreshold),
-and leaves out its ``index`` line where a patch works without."""
+"""Size above which git takes a file as binary unread (core.bigFileThreshold).
+
+Its ``index`` line is left out where a patch works without one.
+"""
 
 _COMPARED_BYTES, _COMPARED_LINES = 64 << 20, 1_000_000
-"""Largest two sides of a text; larger ones count as binary: git takes 80 bytes a line."""
+"""Largest sides of a text together; larger ones are binary: git takes 80 bytes a line."""
 
 _BATCH_FILES, _BATCH_BYTES = 256, 64 << 20
 _READ_BYTES = 1 << 20

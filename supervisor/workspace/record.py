@@ -1,10 +1,10 @@
 """The base's object when a workspace first saw it, for each changed path.
 
-The kernel tells nobody of a copy-up, so what a path was copied from is recorded at every
-end of a run, look and commit. A workspace has a file of it, and one for each snapshot, which
-is a link to the record of the moment; forks share both. When an upper goes away, what will
-be seen then is written first, as ``record.next``; it takes the record's place when the
-upper has gone.
+The kernel reports no copy-up, so the source of a path is recorded at every end of a run,
+look and commit. A workspace has a file of it, and one for each snapshot, which
+is a link to the record of the moment; forks share both. Before an upper goes away, the
+record without it is written as ``record.next``; it takes the record's place when the upper
+has gone.
 """
 
 from __future__ import annotations

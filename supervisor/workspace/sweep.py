@@ -1,6 +1,6 @@
 """Leftovers of a crash among workspaces: found, and ended where that is certain.
 
-Rule: what another process has locked is at work, and left alone. A changed file of a
+Rule: a workspace that another process has locked is at work, and left alone. A changed file of a
 workspace is never removed here: a workspace that a dead host had stays as it is.
 """
 

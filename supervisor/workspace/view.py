@@ -1,7 +1,7 @@
 """A child's view of its workspaces: mounts that it sees, and one as FD 3's root.
 
-Rule: FD 3's root and what the child sees are copies of one mount, or the same: what is
-written by one way is seen by the other at once (spec WS2).
+Rule: FD 3's root and the child's tree are copies of one mount, or the same mount: a write
+by one way is seen by the other at once (spec WS2).
 """
 
 from __future__ import annotations

@@ -340,8 +340,7 @@ class Workspace:
             WorkspaceError: something cannot be hidden.
         """
         self.finish_commit()
-        # Before the look: what changes in the base meanwhile counts as changed in the
-        # run.
+        # Before the look: a change of the base meanwhile counts as one during the run.
         started_ns = time.clock_gettime_ns(time.CLOCK_REALTIME)
         with self.trees() as trees:
             self._held.record_seen(trees, self._held.look(trees))

@@ -251,7 +251,7 @@ def _lead_a_session(order: Order, _launchpad: int) -> None:
 
 
 def _adopt_orphans(_order: Order, _launchpad: int) -> None:
-    # Kept over exec, not inherited by fork: what it daemonises stays beneath it.
+    # Kept over exec, not inherited by fork: the child's daemons stay beneath it.
     prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
@@ -296,10 +296,10 @@ def _change_root(order: Order, view: tuple[Any, ...]) -> str:
 def _enter_directory(order: Order, _launchpad: int) -> None:
     """Enter the working directory; after a fresh root was made, the copy in there.
 
-    The directory of before is outside: a process that stays in it can walk out of the root. And
-    what stands under its name now may be the child's doing: a link to ``/proc/1/root``
-    leads a process of root's out again. So no link is followed, and what is there must
-    be the very directory that the host holds.
+    The directory of before is outside: a process that stays in it can walk out of the
+    root. The child may have put a link under its name: one to ``/proc/1/root`` leads a
+    process of root's out again. So no link is followed, and the directory must be the
+    very one that the host holds.
     """
     if order.cwd:
         inside = open_exactly(order.cwd)
@@ -406,7 +406,7 @@ STEPS: tuple[tuple[str, Callable[[Order, int], None]], ...] = (
     ("mountns", _prepare_root),
     ("order", _await_order),
     ("netns", _join_net),
-    # No wall: what the host listens on in there, in a fresh net namespace.
+    # No wall: the host's listeners in the fresh net namespace.
     _layer("listener", _listen),
     _layer("mountns", _change_root),
     ("cwd", _enter_directory),

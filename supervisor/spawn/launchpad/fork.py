@@ -113,7 +113,7 @@ class PidNamespaces:
         """
         if self._own < 0:
             own = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
-            try:  # before it is left: where it is not allowed, nobody comes back
+            try:  # before it is left: a process that may not do this cannot return
                 namespaces.set_namespace(own, namespaces.NEW_PIDS)
             except OSError:
                 os.close(own)

@@ -1,8 +1,8 @@
 """The launchpad: the small process that starts, reaps and ends a host's children.
 
 1. It alone waits for children, so the pid of an unreaped one is its own.
-2. Children are subreapers: what they daemonise comes to the launchpad at their death, and
-   each direct child that its ``Family`` does not know is killed.
+2. Children are subreapers: at their death their daemons become the launchpad's children,
+   and each direct child that its ``Family`` does not know is killed.
 3. A child's exit is reported first. With a pid namespace, its init is killed then.
 4. It ends only after its host (EOF) and the whole tree; if it is killed, PR_SET_PDEATHSIG
    and the host end the rest. A deadline (ARM) does so by the kernel's timer.
@@ -253,7 +253,7 @@ class _Launchpad:
                 child = Child(state, pid, ours)
             except OSError:
                 self._family.close_report(ours)
-                self._ends.sweep()  # of what nobody knows: leftovers
+                self._ends.sweep()  # of leftovers, which have no entry
                 raise
             finally:
                 os.close(theirs)

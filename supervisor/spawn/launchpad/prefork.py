@@ -1,8 +1,8 @@
 """Children in stock: forked and prepared before their order comes.
 
 1. The *shape* of an order is the part that can be applied early: namespaces, no_new_privs,
-   the bounding set; and what was equal in all orders of the shape of the Landlock rules
-   and of the mounts that a child reads.
+   the bounding set; and those Landlock rules and mounts for reading that were equal in
+   all orders of the shape.
 2. A shape that was ordered twice is kept, with one child, for the last `SHAPES`.
 3. A child in groups of processes gets only orders for exactly these groups, which the
    host makes ahead (SPARE): no process is moved.

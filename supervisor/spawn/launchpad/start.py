@@ -3,8 +3,8 @@
 The host's first steps, in the order that keeps descriptors and orphans in hand.
 
 Rules:
- 1. Called first of all, once per process: what opens descriptors before it may take
-    the numbers 0, 1 and 2 of a host that was started with them closed.
+ 1. Called first of all, once per process: a descriptor that is opened before it may get
+    the number 0, 1 or 2, if a host was started with these closed.
  2. The launchpad gets its control socket, stderr and nothing else; neither descriptors
     nor environment of the host, for a child of the same user could read the latter.
 """
@@ -68,7 +68,7 @@ def start_launchpad() -> LaunchpadProcess:
     _open_standard_descriptors()
     close_at_exec(3)
     if _signal.getsignal(_signal.SIGCHLD) == _signal.SIG_IGN:
-        # Else the kernel reaps, and nobody hears how somebody has ended (waitid(2)).
+        # Else the kernel reaps, and the exit statuses are lost (waitid(2)).
         _signal.signal(_signal.SIGCHLD, _signal.SIG_DFL)
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     return add_launchpad()

@@ -60,9 +60,9 @@ SPAWN, SIGNAL, SPAWNED, FAILED, EXITED, SWEPT, SPARE, LIST, LISTED = range(9)
 OWNERS, OWNED, ARM, ARMED, FURNISH, FURNISHED = range(9, 15)
 
 # A bigger message travels in a memfd, sent as the last descriptor: a datagram must fit into
-# the socket's buffer (208 KiB by default). The datagram then says what message that is, for
-# who has no room for the descriptor: a byte which no marshalled tuple begins with, its kind
-# and its id.
+# the socket's buffer (208 KiB by default). The datagram then names the message, for a
+# receiver without room for the descriptor: a byte which no marshalled tuple begins with,
+# its kind and its id.
 DATAGRAM_BYTES = 65_536
 # execve(2) takes 6 MiB of arguments and environment at most, whatever the limits.
 TEXT_BYTES = 6 * 1024 * 1024

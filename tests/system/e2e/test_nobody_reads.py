@@ -207,5 +207,8 @@ def test_a_run_cannot_be_replaced_and_says_so(tmp_path: Path) -> None:
         assert heard(host, b"up\n")
         outcome = sandhost("reload", "--exec", "--control", control)
         assert outcome.status != 0
-        assert b"cannot replace the program: the host is not `sandhost serve`" in outcome.err
+        assert (
+            b"cannot replace the program: the host is not `sandhost serve`"
+            in outcome.err
+        )
         assert b"internal error" not in outcome.err

@@ -209,7 +209,9 @@ def test_a_reload_is_refused_for_what_fails_when_it_is_tried(tmp_path: Path) -> 
         config = tmp_path / "c.toml"
         config.write_text(config.read_text().replace("no_new_privs", "landlock"))
         said = "policy.p.sandbox: 'landlock', which is required, is missing: "
-        with pytest.raises(ControlError, match=f"cannot reload the configuration: .*{said}"):
+        with pytest.raises(
+            ControlError, match=f"cannot reload the configuration: .*{said}"
+        ):
             running.client.reload()
         assert said in running.said()
         assert running.end() == 0

@@ -69,11 +69,11 @@ TAKES_INPUT: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
     "create_temp_file": ("content", (), ()),
     "write_temp_file": ("content", ("temp_file_id",), ("version",)),
 }
-"""Calls that take standard input -> under which name, and what they need and may have
-beside it.
+"""Calls that take standard input -> its name, and the other required and optional
+arguments.
 
-Here, because standard input goes first and a host keeps it until a call uses it: what is
-wrong must be found before.
+Here, because standard input goes first and a host keeps it until a call uses it: wrong
+arguments must be found before.
 """
 
 WRAPS = ("wrap_output", "wrap_input")

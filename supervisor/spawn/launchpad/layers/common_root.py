@@ -35,7 +35,7 @@ LINKS = (
     (b"/etc/mtab", b"../proc/self/mounts"),
 )
 _TERMINALS = b"newinstance,ptmxmode=0666,mode=0620,max=256"
-"""Mount options of a child's devpts; its terminals count in kernel.pty.max as others'."""
+"""Mount options of a child's devpts; kernel.pty.max counts its terminals, too."""
 _SMALL = b"mode=1777,size=64m,nr_inodes=16k"
 """Mount options of a child's ``/dev/shm`` and ``/tmp``; larger files go to TMPDIR."""
 

@@ -39,12 +39,12 @@ if TYPE_CHECKING:
 
 
 class PartError(Exception):
-    """A part of the layer fails: whose failure it is, errno, path.
+    """A part of the layer fails: the part, errno, path.
 
-    Of "uid": a file system cannot show its files as another user's. Of "pidns": a fresh
-    ``/proc`` cannot be mounted. Of "mountns": what is to be hidden is not where it was.
-    Of "workspace": its overlay cannot be made, or not be attached. Of "userxattr": it is
-    made, without that option.
+    "uid": a file system cannot show its files as another user's. "pidns": a fresh
+    ``/proc`` cannot be mounted. "mountns": a path to hide was moved. "workspace": its
+    overlay cannot be made or attached. "userxattr": the overlay is made without that
+    option.
     """
 
 
@@ -104,7 +104,7 @@ class _Ours:
         return path[len(self.path) + 1 :]
 
     def make_directory(self, path: bytes) -> bool:
-        """Make a directory, and what it lies in; tell whether it is one of ours now."""
+        """Make a directory and its parents; return whether all are in this root's tmpfs."""
         if path in self._made:
             return True
         known = path

@@ -1,10 +1,10 @@
-"""The layer "landlock": what a child may open, whatever it asks the kernel for.
+"""The layer "landlock": the paths that the kernel lets a child open.
 
 One probe (`version`) and one apply.
 
 Rules:
  1. Everything the kernel can restrict is restricted; a rule gives back what is listed.
- 2. A path that is not there needs no rule: nobody can open it.
+ 2. A path that is not there needs no rule: it cannot be opened.
  3. The descriptors 0, 1 and 2 may be opened again as they are open (``/dev/stderr``).
 """
 
@@ -184,7 +184,7 @@ def _allow(ruleset: int, path: bytes, access: int) -> tuple[int, int] | None:
     except OSError as error:
         if error.errno not in NOT_THERE:
             raise
-        return None  # rule 2; and what cannot be reached now cannot be opened later
+        return None  # rule 2; a path out of reach now stays so for the child
     try:
         found = os.fstat(fd)
         if not stat.S_ISDIR(found.st_mode):

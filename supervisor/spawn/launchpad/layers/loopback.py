@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     """Sockets, addresses with their prefix, and networks to have a local route to."""
 
 BACKLOG = 128
-"""Most connections that wait to be accepted: twice what the host serves of one child."""
+"""Most unaccepted connections: twice as many as the host serves of one child."""
 
 # <linux/sockios.h>, <linux/if.h>
 _SIOCSIFFLAGS = 0x8914
@@ -64,7 +64,7 @@ def furnish(order: LoopbackOrder, way: int) -> str:
     """Add addresses and routes to lo, and make the host's sockets.
 
     Args:
-        order: nobody has one of its ports in a fresh namespace.
+        order: no process has one of its ports in a fresh namespace.
         way: the descriptor of a socket that the host receives from; it is closed.
 
     Raises:

@@ -113,8 +113,8 @@ def build(
 
     Raises:
         PartError: owners cannot be mapped on one of the file systems, the fresh
-            ``/proc`` cannot be had, what is to be hidden is not where it was, or an
-            overlay is not what was asked for.
+            ``/proc`` cannot be had, a path to hide was moved, or an overlay is not made
+            as it was asked for.
         OSError: another thing that this machine does not let it do.
     """
     held: list[Held] = []

@@ -91,8 +91,8 @@ def fork_into(group: int) -> tuple[int, int, bool]:
     Raises:
         OSError: no process to be had.
     """
-    # The child waits until this process has told of it, and ended: what dies before
-    # anybody knows it would be taken for a leftover.
+    # The child waits until this process has told of it, and ended: without a report, a
+    # dead child would be taken for a leftover.
     told, tell = os.pipe2(os.O_CLOEXEC)
     init = fork.fork(fork.CLONE_PARENT)
     if init == 0:

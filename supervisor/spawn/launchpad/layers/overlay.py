@@ -32,10 +32,10 @@ of the caller's mount namespace, by descriptor (6.13). NAMED: such mounts, as
 """
 
 _PLACE = b"/proc"
-"""Directory on which a mount by NAMED is for a moment; it exists (``layers.mounts``)."""
+"""Directory on which a mount by NAMED is for a moment (see ``layers.mounts``)."""
 
 SEALED_FILE = "sealed"
-"""File of an overlay's directory with its sealed layers, newest first, a NUL after each."""
+"""File with an overlay's sealed layers, newest first, a NUL after each."""
 
 VOLATILE_FILE = "volatile"
 """File of an overlay's directory that is there if its mount syncs nothing."""
@@ -171,7 +171,7 @@ def make_overlay(
         if os.fstatvfs(layers.base).f_flag & os.ST_NOEXEC:
             attributes |= mount_calls.ATTR_NOEXEC
         options: list[Option] = [(b"volatile", None)] if is_volatile else []
-        # userxattr is taken first, or what follows is refused.
+        # userxattr comes first, or the options after it are refused.
         options.append(
             (USER_XATTR, None) if has_user_marks else (b"redirect_dir", b"on")
         )
