@@ -243,7 +243,7 @@ class _Stderr:
     def write(self, line: bytes, *, as_json: bool = False) -> None:
         """Write a line of at most ``LINE_BYTES``, or count it as lost."""
         if self.lost and self._is_ready():
-            text = f"{self.lost} lines of log are missing here: nobody read them"
+            text = f"{self.lost} lines of log are missing here: stderr was full"
             os.write(2, json_line("WARNING", text) if as_json else f"{text}\n".encode())
             self.lost = 0
         if self._is_ready():

@@ -75,7 +75,7 @@ SWEEP_TIMEOUT_S = 5.0
 """Longest wait for the rest of a nested child's processes, which are killed at once."""
 
 GRACE_S = 5.0
-"""Between SIGTERM and SIGKILL for the nested child (spec S6)."""
+"""Time between SIGTERM and SIGKILL for the nested child (spec S6)."""
 
 
 def run_nested(

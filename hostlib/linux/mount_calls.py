@@ -35,21 +35,21 @@ SET_FLAG, SET_STRING, SET_FD, CMD_CREATE = 0, 1, 5, 6
 """Commands of fsconfig(2)."""
 
 mount = caller(_SYS_MOUNT, "tttnt")
-"""Of source, target, kind, flags, options: mount(2)."""
+"""mount(2): source, target, kind, flags, options."""
 unmount = caller(_SYS_UMOUNT2, "tn")
-"""Of path, flags: umount2(2)."""
+"""umount2(2): path, flags."""
 pivot_root = caller(_SYS_PIVOT_ROOT, "tt")
-"""Of the new root and of what becomes of the old one: pivot_root(2)."""
+"""pivot_root(2): the new root, the place of the old one."""
 open_tree = caller(_SYS_OPEN_TREE, "ntn")
-"""Of directory, path, flags; a descriptor: open_tree(2)."""
+"""open_tree(2): directory, path, flags; returns a descriptor."""
 move_mount = caller(_SYS_MOVE_MOUNT, "ntntn")
-"""Of directory and path, from and to, flags: move_mount(2)."""
+"""move_mount(2): directory and path, from and to, flags."""
 fsopen = caller(_SYS_FSOPEN, "tn")
-"""Of kind, flags; a descriptor of options: fsopen(2)."""
+"""fsopen(2): kind, flags; returns a descriptor of options."""
 fsconfig = caller(_SYS_FSCONFIG, "nnttn")
-"""Of options, command, key, value, descriptor: fsconfig(2)."""
+"""fsconfig(2): options, command, key, value, descriptor."""
 fsmount = caller(_SYS_FSMOUNT, "nnn")
-"""Of options, flags, attributes; a descriptor of the mount: fsmount(2)."""
+"""fsmount(2): options, flags, attributes; returns a descriptor of the mount."""
 
 _mount_setattr = caller(_SYS_MOUNT_SETATTR, "ntnnn")
 

@@ -50,7 +50,7 @@ NOT_RUN = 125
 """Exit status of `run` where its child was not run to its end."""
 
 PIECE_BYTES = 32_768
-"""Of the input of `run` in one request."""
+"""Most bytes of input of `run` in one request."""
 
 FULL_S = 0.05
 """Until input that its child has no room for is offered again; twice as long each time."""

@@ -25,10 +25,10 @@ MOST_BASES = 1000
 """Kept ones that no workspace uses."""
 
 MOST_WORDS = 64
-"""Of labels."""
+"""Most labels."""
 
 WORD_RULE = "letters, digits, '.', '_' and '-', 64 at most"
-"""Of the names of nodes, and of labels; the first is a letter or a digit."""
+"""Characters of nodes' names and of labels; the first is a letter or a digit."""
 
 _WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _ADDRESS = re.compile(r"(?:\[[0-9a-fA-F:.]+\]|[^\s:\[\]]+):[0-9]{1,5}")

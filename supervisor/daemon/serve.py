@@ -85,7 +85,7 @@ if TYPE_CHECKING:
 FAILED = 1
 
 FLEET_NODE = "fleet-node"
-"""Where a node of a fleet has its ledger, in the state directory."""
+"""Directory of a fleet node's ledger, in the state directory."""
 
 BAD_CONFIG = 78
 """EX_CONFIG of sysexits(3): the unit has it in ``RestartPreventExitStatus=``."""

@@ -97,7 +97,7 @@ class FileTransfer:
         return len(self._head) + self._left
 
     def is_in_memory(self) -> bool:
-        """Whether the kernel holds the data, by probing a byte of each stretch."""
+        """Return whether the kernel holds the data, by probing a byte of each stretch."""
         probe = [bytearray(1)]
         try:
             for at in range(self._at, self._at + self._left, _PROBE_STEP_BYTES):

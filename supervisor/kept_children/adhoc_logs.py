@@ -24,7 +24,7 @@ MOST_LOGS = 100
 """Logs of such children that are kept after their end."""
 
 _PREFIX = "spawn-"
-"""Of the names of children that were spawned without a name."""
+"""Prefix of the names of children that were spawned without a name."""
 
 _MARK = ".spawned"
 """Beside the files of the log, and hidden as its ``.marks`` are."""

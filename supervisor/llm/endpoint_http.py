@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from vfs.payload import MemoryReservation
 
 DEADLINE_S = 30.0
-"""From the first byte of a request to its last; the same for a piece of a reply."""
+"""Longest time from the first byte of a request, or of a reply's piece, to its last."""
 
 MAX_BODY_BYTES = 16 * 1024 * 1024
 """Longest request: twice what LLM_CHAT takes, for JSON escapes and base64 grow it."""

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 Network = IPv4Network | IPv6Network
 
 POOL_V4 = IPv4Network("198.18.0.0/15")
-"""Where a child's names have their v4 addresses (RFC 2544: benchmarks, never routed)."""
+"""v4 addresses of a child's names (RFC 2544: for benchmarks, never routed)."""
 POOL_V6 = IPv6Network("fd5a:6e64:686f::/64")
-"""Where they have their v6 addresses."""
+"""v6 addresses of a child's names."""
 
 METADATA: tuple[Network, ...] = (
     IPv4Network("168.63.129.16/32"),

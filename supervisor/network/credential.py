@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from supervisor.network.section import CredentialSection
 
 PORT = 80
-"""At which a child speaks plain HTTP to the host of a credential."""
+"""Port at which a child speaks plain HTTP to the host of a credential."""
 PLACE = "{file}"
 """The text in a header that the secret replaces."""
 

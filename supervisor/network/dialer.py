@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from supervisor.network.proxy_dialogue import Asked
 
 NEXT_AFTER_S = 0.25
-"""After that long without an answer the next address is tried as well (RFC 8305)."""
+"""Time without an answer after which the next address is tried as well (RFC 8305)."""
 MAX_TRIED = 8
 """Addresses that are tried of a host: each holds a descriptor meanwhile."""
 MAX_HEAD_BYTES = 16_384

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from supervisor.network.used_rules import LearnedState
 
 CONNECT_TIMEOUT_S = 30.0
-"""For the look-up and all addresses together."""
+"""Longest look-up and connect, all addresses together."""
 
 
 class Outbound:

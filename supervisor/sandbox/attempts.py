@@ -38,7 +38,7 @@ FEWEST_DESCRIPTORS = 1024
 """Hard limit below which a host could not hold its children's files."""
 
 PROBE_TIMEOUT_S = 5.0
-"""For a process that tries something in the place of this one."""
+"""Longest run of a process that tries something in the place of this one."""
 
 # <asm/unistd.h>; the newer architectures share one table, x86_64 has its own. From 424
 # on all have the same numbers.

@@ -38,7 +38,7 @@ MOST_TRIED = 16
 """Groups tried again at once: a process that is stuck in the kernel keeps its own."""
 
 PREFIX = "sandhost-child-"
-"""How the names of groups begin."""
+"""Prefix of the names of groups."""
 
 
 _HOLDING = (

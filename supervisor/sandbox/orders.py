@@ -46,7 +46,7 @@ _COMMAND_PLACE = "/usr/local/bin"
 
 _COMMAND = "sandhost"
 _MOST_FIRST_LINE_BYTES = 127
-"""Of a ``#!`` line, for every kernel: execve(2)."""
+"""Longest ``#!`` line that every kernel reads: execve(2)."""
 
 
 def layers_on_the_wire(

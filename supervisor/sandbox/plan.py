@@ -51,7 +51,7 @@ LAYERS = {
 """Every layer that a profile can name, and its requirements."""
 
 FIRST_USER = ownership.KEEPER + 1
-"""Of children of root: above what subordinate users are made of (login.defs(5))."""
+"""First user of root's children, above all subordinate users (login.defs(5))."""
 
 USERS = 767
 """For each pid of a host: so many go into 32 bits for every pid that there can be (2**22),

@@ -118,7 +118,7 @@ PROBES = (
         "flock in TMPDIR",
         attempts.flock,
         "flock(2) on the directory",
-        "no private root or TMPDIR: nobody could tell whose they were",
+        "no private root or TMPDIR: a later host could not tell which are in use",
         is_needed=True,
     ),
     _Probe(

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     """A removal, one entry of a directory after another; returns what went wrong first."""
 
 PREFIX = "sandhost-"
-"""How the names of scratch directories begin."""
+"""Prefix of the names of scratch directories."""
 
 KEPT_PREFIX = "sandhost-kept-"
 """How they begin where the root in it is to be kept; tempfile never puts a dash after

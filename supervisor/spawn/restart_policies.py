@@ -19,7 +19,7 @@ RULES: Mapping[str, Callable[[int], bool]] = MappingProxyType(
         "always": lambda _status: True,
     }
 )
-"""Of each policy, whether a child that ended with such a status is started again."""
+"""Policies, each with a test whether a child with that exit status starts again."""
 
 RESTARTS = tuple(RULES)
 """The names of all policies, as the configuration and the commands spell them."""

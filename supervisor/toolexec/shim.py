@@ -76,9 +76,9 @@ forward() {
   done
 }
 
-# Before there is anything to be left behind: a signal ends nothing halfway. What comes
-# before the tool is asked for ends the shim then; what comes before curl is there is
-# forwarded when it is. mktemp, of the same group, says what it made.
+# Before the first file is made: a signal ends nothing halfway. One that comes before the
+# tool is asked for ends the shim then; one that comes before curl runs is forwarded to it
+# later. mktemp, of the same group, tells the name of its file.
 pid= early= again= tmp=
 trap 'trap "" INT QUIT TERM HUP; [ -z "$tmp" ] || rm -rf "$tmp"' EXIT
 trap 'again=1; forward INT' INT
@@ -124,7 +124,7 @@ while [ -n "$again" ]; do
   wait "$pid" 2>/dev/null
   ended=$?
 done
-# 23: cannot write. Who reads a pipe may stop, as head does, and no tool speaks of that.
+# 23: cannot write. The reader of a pipe may stop, as head does: that is no error.
 [ "$ended" -eq 23 ] && [ -p /dev/stdout ] || cat "$tmp/e" >&2
 
 # The trailer stands at the end of the headers; before it there may be one of a v1 reply.

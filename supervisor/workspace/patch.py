@@ -40,7 +40,7 @@ Its ``index`` line is left out where a patch works without one.
 """
 
 _COMPARED_BYTES, _COMPARED_LINES = 64 << 20, 1_000_000
-"""Largest sides of a text together; larger ones are binary: git takes 80 bytes a line."""
+"""Largest two sides of a text; beyond, they are binary: git takes 80 bytes a line."""
 
 _BATCH_FILES, _BATCH_BYTES = 256, 64 << 20
 _READ_BYTES = 1 << 20

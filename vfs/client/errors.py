@@ -192,7 +192,7 @@ def connection_abandoned(fd: int) -> ConnectionLostError:
     """Return the error for a connection on which a process ended in a request."""
     return connection_lost(
         f"a process ended in the middle of a request on descriptor {fd}, which others"
-        " share: nobody can use it any more; start the child anew"
+        " share: it cannot be used any more; start the child anew"
     )
 
 
