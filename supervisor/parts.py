@@ -45,8 +45,10 @@ if TYPE_CHECKING:
     from vfs.clients import Client
 
 TIDY_AFTER_S = (0.02, 0.1, 0.5)
-"""When groups are tried again that somebody who dies was still in; then with the next
-child that starts."""
+"""Times at which groups with dying processes are removed again.
+
+After them, the start of the next child does it.
+"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,7 +69,7 @@ _LINES = re.compile(
 )
 
 _NO_PLACE = (errno.EROFS, errno.EACCES, errno.ENOENT, errno.ENOTDIR)
-"""Why a TMPDIR is nobody's to write: where COMMAND is in bubblewrap, say."""
+"""Errors of a TMPDIR that cannot be written, as for a COMMAND in bubblewrap."""
 
 SWEEP_TIMEOUT_S = 5.0
 """Longest wait for the rest of a nested child's processes, which are killed at once."""
@@ -345,7 +345,7 @@ async def _spawn(
         # A level of its own, inside of what this process is in (spec A5). The host said
         # whether it builds walls; a child that says otherwise weakens what is its own.
         profile = PROFILES[NONE if env.get("FSPROXY_SANDBOX") == NONE else AUTO]
-        # It has its parent's user, which nobody in a sandbox can change.
+        # It has its parent's user, which no process in a sandbox can change.
         profile = replace(profile, layers=profile.layers - {"uid"})
         network = "host" if env.get(_NETWORK) == "host" else "none"
         if listener is not None:

@@ -76,7 +76,7 @@ class RunOptions(ChildOptions):
 
 
 def complain(command: str, text: str) -> None:
-    """Say one line about a command on stderr, if there is one and somebody reads it."""
+    """Write a line about a command to stderr; drop it if that fails."""
     with contextlib.suppress(OSError):
         put_line(stderr_line(f"sandhost {command}", text))
 

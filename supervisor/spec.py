@@ -40,8 +40,8 @@ class ChildSpec:
         root: its private root; the restricted view's relative names start here.
         run_dir: a directory of its own for sockets that services offer it; None if
             nothing is configured that needs one.
-        made_in: a descriptor of the directory in which ``run_dir`` was made, for as long
-            as there is such a child, somebody else's; -1 where nobody holds it.
+        made_in: a descriptor of the directory in which ``run_dir`` was made, owned by the
+            caller for as long as there is such a child; -1 without one.
         env: its whole environment, without the door's variables.
         own_env: names in it that were set for this child; no service changes these.
         top_level: it may take the top-level view (spec A1).

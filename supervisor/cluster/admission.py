@@ -105,7 +105,7 @@ class Entered(NamedTuple):
 
     Attributes:
         open_ports: those that listen on every address of this machine.
-        note: what somebody has to know about Ray here; often nothing.
+        note: a hint about Ray here for the operator; often empty.
     """
 
     address: str

@@ -238,7 +238,7 @@ class Commands:
                 return
 
     def _give_up(self, key: str) -> None:
-        """End a request that nobody waits for any more; its child may have ended."""
+        """End a request without a waiting caller; its child may have ended."""
         with suppress(ControlError):
             self._client.ask("on", self._input({"id": key, "do": "end"}))
 

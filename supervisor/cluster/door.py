@@ -141,7 +141,7 @@ class HoldArgs(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class HeldArgs(msgspec.Struct, forbid_unknown_fields=True):
-    """Arguments of `held`: a child that somebody holds from now on, or no more.
+    """Arguments of `held`: a child that a client holds from now on, or no more.
 
     Attributes:
         child: its id: another one that has its name by then is not held.

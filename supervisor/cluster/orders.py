@@ -81,7 +81,7 @@ class SetupOutcome(msgspec.Struct, frozen=True):
         address: of the fleet's head; None: nothing was made.
         error: why.
         open_ports: those that listen on every address of this machine.
-        note: what somebody has to know about Ray here.
+        note: a hint about Ray here for the operator.
     """
 
     address: str | None = None

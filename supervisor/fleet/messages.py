@@ -1,8 +1,8 @@
 """Messages between a node and the directory, and their versions.
 
 A message from the directory carries its epoch, one from a node its session. Any of them
-may be lost, doubled, delayed or overtaken: each says whom it concerns, and a message that
-concerns nobody any more is ignored by its reader.
+may be lost, doubled, delayed or overtaken: each names its session or incarnation, and a
+reader ignores a message for one that is over.
 """
 
 from __future__ import annotations
@@ -263,7 +263,7 @@ class Refused(_Message, frozen=True):
     """A node's session is no member of the fleet; ``reason`` says why.
 
     Attributes:
-        is_final: no session of this node would be, until somebody changes something.
+        is_final: no session of this node would be, until an operator changes something.
         fleet: that refuses; a member of another one is not concerned.
     """
 

@@ -114,7 +114,7 @@ class ForkWatch:
         if limits.processes is None:
             return
         paths = tuple(groups)
-        # Somebody else may remove a group at any time: then it is neither.
+        # Another process may remove a group at any time: then it is neither.
         bounds = {path: _has_bound(path, limits.cpus) for path in paths}
         bounded = next((path for path in paths if bounds[path] is not None), None)
         counted = next((fd for path in paths if (fd := _open_count(path)) >= 0), -1)
@@ -169,7 +169,7 @@ class ForkWatch:
         before = one.refused
         try:
             one.refused = _refused(one.fd)
-        except OSError:  # somebody else has removed the group
+        except OSError:  # another process has removed the group
             self._drop(one)
             return
         if one.refused > before:

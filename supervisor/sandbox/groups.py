@@ -181,7 +181,7 @@ class Groups:
         return False
 
     def can_serve(self, limits: Limits) -> bool:
-        """Tell whether they, made for nobody yet, can be those of a child."""
+        """Tell whether these spare groups can be those of a child."""
         if limits.cpus is not None:
             return any(can_bound_cpus(path) for path in self.made)
         return limits.processes is None or not self.left_out_cpu
@@ -370,8 +370,8 @@ class Reserve:
 def remove_stale(among: tuple[Hierarchy, ...] | None = None) -> int:
     """Remove the groups of hosts that are gone; return how many.
 
-    A group is made by a host that lives, and named after its pid: one whose pid nobody
-    has is nobody's.
+    A group is named after the pid of the living host that makes it: if no process has that
+    pid, the group is stale.
 
     Args:
         among: the hierarchies; None for this process's.

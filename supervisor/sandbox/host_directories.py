@@ -4,8 +4,8 @@ Where they are at this moment.  Files of keys are hidden from children, too.
 
 Rule: a directory is known by what it is, not by its name.  A tool that may write around it
 can move what it lies in; it is held, and the kernel says what it is called now.  A file of
-a key is looked up by its name for each child: another one may be put in its place, and
-nobody is to find it held.
+a key is looked up by its name for each child: an operator may put another one in its
+place, and no descriptor of it is to be found.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Apart:
             os.close(fd)
 
     def locations(self, *others: int) -> tuple[Location, ...]:
-        """Return where those are that are there, and others that somebody else holds."""
+        """Return the places of existing ones, and of others that the caller holds."""
         self._look()
         found = locations_of(*others, *self._held.values())
         for path in self.files:

@@ -151,8 +151,8 @@ class Walls:
     def lost(self) -> dict[str, str]:
         """The reason by layer that this machine did not give, though it was asked for.
 
-        ``uid`` is none of them: it takes a host that is root, which starts nobody
-        without it (rule 4).
+        ``uid`` is none of them: it takes a host that is root, which starts no
+        child without it (rule 4).
         """
         return {
             layer: why
@@ -186,7 +186,7 @@ class Machine:
 
     Attributes:
         lacking: reason by layer that could not be had.
-        ungiven: of these, the layers that nobody is given, by a sysctl that can change.
+        ungiven: of these, the layers that a sysctl forbids, which can change.
         told: (policy, layer) of the losses that the log tells of already.
     """
 
@@ -206,7 +206,7 @@ class Machine:
             self.lacking["seccomp"] = f"no list of system calls for {why}"
 
     def look_again(self) -> None:
-        """Forget that a layer cannot be had, where somebody has raised its sysctl."""
+        """Forget that a layer cannot be had, if its sysctl was raised."""
         for layer in tuple(self.ungiven):
             if not is_disabled(layer):
                 self.ungiven.discard(layer)
@@ -347,7 +347,7 @@ class Plan:
 
 def is_of_the_machine(error: SpawnError) -> bool:
     """Tell whether it may be the machine that lacks what failed here."""
-    if error.errno == errno.ENOSPC:  # which else somebody brings about
+    if error.errno == errno.ENOSPC:  # otherwise users of this machine cause it
         return is_disabled(error.stage)
     return error.stage in LAYERS and error.errno in _OF_THE_MACHINE
 
@@ -386,12 +386,12 @@ class WantedWalls:
         bounds: its cgroups.
         is_served: the host serves its net namespace: names, published ports.
         user: a user that may be given to it, None for none.
-        made_in: a descriptor of what its own directories lie in, for reading, somebody
-            else's; -1 if nobody holds that.
-        locks: descriptors of the locks of its workspaces, somebody else's.
+        made_in: a descriptor of the parent of its own directories, for reading, owned by
+            the caller; -1 without one.
+        locks: descriptors of the locks of its workspaces, owned by the caller.
         joined: namespaces by name (``launchpad.order``) of the child whose tool this is:
             its users, its mounts if it has made those without a descriptor, its network
-            if that is joined; somebody else's.
+            if that is joined; owned by the caller.
         has_command: ``sandhost`` is to be in its ``/usr/local/bin``.
     """
 

@@ -42,7 +42,7 @@ def no_workspace(path: str, why: str, how: str = ASK_DOCTOR) -> SpawnError:
 
 
 def internal_error(why: Exception) -> SpawnError:
-    """Word what nobody has thought of: a fault of this program, in one start."""
+    """Return the error of a start that failed by a fault of this program."""
     reason = f"{type(why).__name__}: {why}"
     text = f"cannot start a child: an internal error ({reason}); report it, please"
     return SpawnError(errno.EIO, "request", text, reason)

@@ -23,8 +23,8 @@ class ShownMount:
 
     Attributes:
         path: without symbolic links.
-        fd: a descriptor of it, somebody else's; each child sees a copy. -1: the child makes
-            an overlay in its user namespace.
+        fd: a descriptor of it, owned by the caller; each child sees a copy. -1: the child
+            makes an overlay in its user namespace.
         is_writable: else it is to read and execute.
         own: of such an overlay, the directory of its layer, without symbolic links.
         namespace: as of ``HeldMount``.

@@ -465,9 +465,9 @@ def _report_groups(
 def report_group(limit: tuple[int, int, int], kept: int | None) -> tuple[int, int, int]:
     """Return a limit of processes twice as high where a group keeps that number.
 
-    So it is the group that refuses a fork, and counts it (``sandbox.fork_watch``): RLIMIT_NPROC
-    counts forks under way too, and each of its processes may be in one. A lower limit
-    than the group's is nobody else's to keep, and is left as it is.
+    So the group refuses a fork, and counts it (``sandbox.fork_watch``): RLIMIT_NPROC counts
+    forks under way too, and each process may be in one. A limit lower than the group's
+    stays as it is: only RLIMIT_NPROC keeps it.
     """
     which, soft, hard = limit
     if which != resource.RLIMIT_NPROC or kept is None or soft != kept:

@@ -64,7 +64,7 @@ class Ends:
         return cls(None, side=side)
 
     def close(self) -> None:
-        """Close what nobody took over."""
+        """Close the descriptors that no child or service took over."""
         self.close_child_ends()
         for fd in self._host:
             os.close(fd)
@@ -72,7 +72,7 @@ class Ends:
             self.side.close()
 
     def descriptors(self) -> tuple[int, ...]:
-        """Return those of either end that nobody else owns yet, and the side socket."""
+        """Return the descriptors of both ends that this still owns, and the side socket."""
         side = -1 if self.side is None else self.side.fileno()
         return (*self._child, *self._host, *((side,) if side >= 0 else ()))
 

@@ -115,7 +115,7 @@ class WorkspaceAudit:
     """Tells the journal which files of one workspace a child opens and has changed.
 
     Args:
-        watch: a descriptor of ``watch_mount``, somebody else's; -1 if there is none.
+        watch: a descriptor of ``watch_mount``, owned by the caller; -1 without one.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class WorkspaceAudit:
             await trio.sleep(PAUSE_S)
 
     async def finish_opens(self) -> None:
-        """Tell what was opened until now, when nobody opens anything any more."""
+        """Write the last opens, after the child's processes have ended."""
         if self._watch < 0:
             return
         is_last = False

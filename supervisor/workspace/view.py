@@ -44,7 +44,7 @@ def show(
     Args:
         wanted: what it is to run in.
         use: the workspace.
-        mount: somebody else's; None if the host has none.
+        mount: owned by the caller; None if the host has none.
         own: the directory of the layer, where the child makes the mount.
     """
     if mount is not None or own:

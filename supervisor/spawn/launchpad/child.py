@@ -97,7 +97,7 @@ def become(order: Order, launchpad: int, report: int) -> NoReturn:
     except MemoryError:
         number = errno.ENOMEM
     finally:
-        # Also after what nobody expected: a second launchpad must never run on.
+        # Also after an unexpected exception: a second launchpad must never run on.
         try:
             _tell(order, GAVE_UP, number, stage, detail[:DETAIL_BYTES])
         finally:
@@ -339,8 +339,8 @@ def _fewer_descriptors() -> tuple[int, int, int]:
 
     The kernel counts descriptors in flight over unix sockets by user, and a sender
     compares that with a limit of its own (unix(7), ETOOMANYREFS): a child of its host's
-    user that had as many could stuff its own sockets until the host sends nobody a
-    descriptor.
+    user that had as many could stuff its own sockets until the host can send no
+    descriptor to any child.
     """
     soft, hard = resource.prlimit(0, resource.RLIMIT_NOFILE)
     if hard == resource.RLIM_INFINITY:  # Linux knows none; others that play it may

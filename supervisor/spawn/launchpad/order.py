@@ -195,7 +195,7 @@ def frame(*message: Any) -> bytes:
 def reports(heard: bytes) -> Iterator[tuple[Any, ...]]:
     """Yield what a starting child reports, in order.
 
-    ``(FORKING,)``: two processes are about to be forked that nobody knows yet.
+    ``(FORKING,)``: two processes are about to be forked, of unknown pids.
     ``(BECAME, pid, init)``: this process ends, the child is `pid` now.
     ``(APPLIED, ((layer, detail), ...))``: what it runs in, if the exec succeeds.
     ``(GAVE_UP, errno, stage, detail)``: it ends.

@@ -86,7 +86,7 @@ class Held:
 
 
 class _Ours:
-    """A file system that nobody has touched but this process, for places of trees.
+    """A file system of this process alone, for places of trees.
 
     Args:
         top: a descriptor of its top.
