@@ -1,4 +1,4 @@
-"""Signals that end a command: the first counts, and the work under way ends before."""
+"""Signals that end a command: the first counts, after the work under way."""
 
 from __future__ import annotations
 
