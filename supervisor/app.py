@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 NOTHING: Mapping[str, object] = MappingProxyType({})
-"""The state of services of a host that no program was before."""
+"""The state of services of a host without a program before it."""
 
 
 @asynccontextmanager

@@ -281,7 +281,7 @@ def stream(
             return False
         except (ValueError, KeyError, AttributeError):
             raise ControlError(
-                f"what answers at {path!r} is not a sandhost of this version; name its"
+                f"cannot ask {path!r}: no sandhost of this version answers; name its"
                 " control socket"
             ) from None
     return True
@@ -382,7 +382,7 @@ def _result(path: str, reply: bytes) -> Any:
         answer = None
     if not isinstance(answer, dict) or answer.get("v") != VERSION:
         raise ControlError(
-            f"what answers at {path!r} is not a sandhost of this version; name its"
+            f"cannot ask {path!r}: no sandhost of this version answers; name its"
             " control socket"
         )
     if answer.get("ok") is not True:

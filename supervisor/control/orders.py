@@ -279,9 +279,8 @@ class DaemonOrders:
             return closed
         _check_life(what, kept.child.spec.fleet, args)
         if kept.input is None:
-            raise OrderError(
-                f"{what}: its standard input is empty; spawn it with `takes_input`"
-            )
+            text = "its standard input is empty; start it by `sandhost fleet run`"
+            raise OrderError(f"{what}: {text}")
         try:
             self._host.fence.check(kept.child.id)
             data = base64.b64decode(args.data, validate=True)

@@ -141,6 +141,6 @@ class Fence:
 
 def _refuse(life: FleetLife) -> None:
     raise FencedError(
-        f"cannot let {life.child!r} act: this host is in no fleet; join one"
-        " (sandhost fleet join)"
+        f"cannot let {life.child!r} act: this host is in no fleet any more;"
+        " spawn it again, on a node"
     )

@@ -82,7 +82,7 @@ class SlicePayer:
         node = self._node()
         if node is None:
             raise FencedError(
-                "cannot pay a call: this host is in no fleet; join one (sandhost fleet join)"
+                "cannot pay a call: this host is in no fleet any more; spawn the child again"
             )
         if ACCOUNT not in node.accounts:
             return None

@@ -34,14 +34,14 @@ LOOK_S = 0.2
 REFUSALS = 100
 """Refusals in ``LOOK_S`` that make a fork bomb.
 
-One gets some thousands in that time; a program that waits between attempts gets fewer.
+A bomb gets some thousands in that time; a program that waits between attempts gets fewer.
 """
 
 CALM_S = 1.0
 """Time without a refusal after which a child gets its time back: five looks."""
 
 MOST_CALM_S = 64.0
-"""Longest time for which a calm child is held back; bombs with pauses exist."""
+"""Longest time for which a calm child is held back; with less a bomb with pauses gains."""
 
 CPUS = 0.1
 """Processors' time of a group that is held back: 10 ms in each 100."""
@@ -150,7 +150,10 @@ class ForkWatch:
         os.close(one.fd)
 
     async def run(self) -> None:
-        """Bound and free the watched children until cancelled; forget them before."""
+        """Bound and free the watched children until cancelled.
+
+        Precondition at the end: each of them was forgotten.
+        """
         before = trio.current_time()
         while True:
             if not self._watched:

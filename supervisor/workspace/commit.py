@@ -170,7 +170,7 @@ class Commits:
             OSError: it cannot be ended now.
         """
         is_applied = self._end_cut()
-        # Only now: an interrupted commit may still have been undone in the base.
+        # Only now: until then the base may lose again what such a commit brought.
         prune_later(self._held)
         return is_applied
 

@@ -38,7 +38,7 @@ Tell = tuple[str, dict[str, Any]]
 
 
 class NoArguments(msgspec.Struct, forbid_unknown_fields=True):
-    """Of ``list``."""
+    """Arguments of ``list``."""
 
 
 class NameArguments(msgspec.Struct, forbid_unknown_fields=True):
@@ -48,7 +48,7 @@ class NameArguments(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class DiffArguments(msgspec.Struct, forbid_unknown_fields=True):
-    """Of ``diff``, and of a patch."""
+    """Arguments of ``diff``, and of a patch."""
 
     name: str
     patterns: list[str] = []
@@ -57,7 +57,7 @@ class DiffArguments(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class CommitArguments(msgspec.Struct, forbid_unknown_fields=True):
-    """Of ``commit``; patterns as the options of the command."""
+    """Arguments of ``commit``; patterns as the options of the command."""
 
     name: str
     only: list[str] = []
@@ -72,14 +72,14 @@ class CommitArguments(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class SnapshotArguments(msgspec.Struct, forbid_unknown_fields=True):
-    """Of ``snapshot``."""
+    """Arguments of ``snapshot``."""
 
     name: str
     label: str | None = None
 
 
 class RestoreArguments(msgspec.Struct, forbid_unknown_fields=True):
-    """Of ``restore``; ``dry_run`` only tells how many changes would be dropped."""
+    """Arguments of ``restore``; ``dry_run`` only tells how many changes would be dropped."""
 
     name: str
     label: str
@@ -87,7 +87,7 @@ class RestoreArguments(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ForkArguments(msgspec.Struct, forbid_unknown_fields=True):
-    """Of ``fork``."""
+    """Arguments of ``fork``."""
 
     name: str
     count: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 1
