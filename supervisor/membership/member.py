@@ -95,7 +95,7 @@ LOOK_S = 0.1
 """Time between two looks at a child whose failed first start is tried again."""
 
 SENT_S = 1.0
-"""Longest time of the last messages of a node that has left to its link's other end."""
+"""Longest time for the last messages of a node that has left to reach its link."""
 
 END_S = 5.0
 """Longest wait for the end of a session when the daemon ends. Killing takes milliseconds;

@@ -79,7 +79,7 @@ class SnapshotArguments(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class RestoreArguments(msgspec.Struct, forbid_unknown_fields=True):
-    """Arguments of ``restore``; ``dry_run`` only tells how many changes would be dropped."""
+    """Arguments of ``restore``; ``dry_run`` only counts the changes to drop."""
 
     name: str
     label: str
