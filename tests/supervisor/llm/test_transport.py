@@ -280,7 +280,7 @@ async def test_a_handshake_of_a_client_that_hangs_up_is_closed(
 ) -> None:
     greeted = trio.Event()
 
-    async def attend(stream: trio.SocketStream) -> None:
+    async def handle(stream: trio.abc.Stream) -> None:
         if way == "tunnel":
             await stream.receive_some(65_536)
             await stream.send_all(b"HTTP/1.1 200 OK\r\n\r\n")
@@ -289,12 +289,9 @@ async def test_a_handshake_of_a_client_that_hangs_up_is_closed(
         while await stream.receive_some(65_536):
             pass
 
-    async with trio.open_nursery() as nursery:
-        (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
-        nursery.start_soon(trio.serve_listeners, attend, [listener])
-        port = listener.socket.getsockname()[1]
-        for name in ("https_proxy", "HTTPS_PROXY", "no_proxy", "NO_PROXY"):
-            monkeypatch.delenv(name, raising=False)
+    for name in ("https_proxy", "HTTPS_PROXY", "no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    async with server(handle) as port:
         if way == "tunnel":
             monkeypatch.setenv("https_proxy", f"http://127.0.0.1:{port}")
         url = f"https://localhost:{port}/v1"
@@ -305,7 +302,6 @@ async def test_a_handshake_of_a_client_that_hangs_up_is_closed(
             line.close()
             await line.gone()
             assert not list(stage.llm.models.default.descriptors())
-        nursery.cancel_scope.cancel()
 
 
 async def test_a_fault_behind_an_error_is_not_told(tmp_path: Path) -> None:
