@@ -141,11 +141,13 @@ class Request:
     Attributes:
         check: called before each attempt; raises if the call may not go out any more; None
             if it always may.
-        is_sent: it was sent completely and not refused, so it may cost something.
+        is_sent: a try was sent completely and not refused, so it may cost something.
+        was_sent: ``is_sent``, before the present try.
     """
 
     check: Callable[[], None] | None
     is_sent: bool = False
+    was_sent: bool = False
 
 
 class Provider:
@@ -171,7 +173,12 @@ class Provider:
     """
 
     def __init__(self, base_url: str, key: str | None, turns: trio.Lock) -> None:
-        import httpx2  # noqa: PLC0415 - rule 2
+        from http.cookiejar import (  # noqa: PLC0415 - rule 2
+            CookieJar,
+            DefaultCookiePolicy,
+        )
+
+        import httpx2  # noqa: PLC0415
         import openai  # noqa: PLC0415
 
         from supervisor.llm import transport  # noqa: PLC0415
@@ -189,6 +196,8 @@ class Provider:
         self._http = httpx2.AsyncClient(
             timeout=None,
             transport=self._transport,
+            # One jar would serve all children.
+            cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),
             follow_redirects=False,  # the key goes to the configured address only
             event_hooks={"request": [self._check], "response": [self._note_answer]},
         )
@@ -198,7 +207,7 @@ class Provider:
             **({} if is_openai else dict.fromkeys(ACCOUNT, omit)),
             **dict.fromkeys((*_ambient_headers(), *UNTOLD), omit),
             "Authorization": f"Bearer {key}" if key else omit,
-            # A small compressed body could become a large one.
+            # Packed answers are not read: a small one could become a large one.
             "Accept-Encoding": "identity",
         }
         self._client = openai.AsyncOpenAI(
@@ -307,19 +316,20 @@ class Provider:
             self._turns.release()
 
     async def _check(self, _request: object) -> None:
-        """Raise where the current task's call may not go out any more."""
-        check = self._requests[trio.lowlevel.current_task()].check
-        if check is not None:
-            check()
+        """Begin a try of the current task's call; raise if it may not go out any more."""
+        request = self._requests[trio.lowlevel.current_task()]
+        request.was_sent = request.is_sent
+        if request.check is not None:
+            request.check()
 
     def _note_sent(self) -> None:
         """Record that the current task's request was sent completely."""
         self._requests[trio.lowlevel.current_task()].is_sent = True
 
     async def _note_answer(self, response: httpx2.Response) -> None:
-        """Record whether an answer is a refusal, which costs nothing."""
-        task = trio.lowlevel.current_task()
-        self._requests[task].is_sent = response.status_code < 300
+        """Record whether an answer is a refusal: that try costs nothing."""
+        request = self._requests[trio.lowlevel.current_task()]
+        request.is_sent = request.was_sent or response.status_code < 300
 
     def descriptors(self) -> Iterator[tuple[int, str]]:
         """Yield the descriptors of the client."""

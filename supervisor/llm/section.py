@@ -264,7 +264,7 @@ def _check_weights(where: str, weights: Weights) -> Iterator[tuple[str, str]]:
         if value is None:
             continue
         if not (math.isfinite(value) and 0 <= value <= 1_000_000):
-            yield f"{where}.{name}", "a number from 0 on"
+            yield f"{where}.{name}", "a number from 0 to 1000000"
 
 
 def check_policy(

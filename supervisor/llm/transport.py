@@ -36,6 +36,9 @@ server; one that the server has closed is noticed before it is used."""
 MAX_ERROR_BYTES = 65_536
 """Longest body of a refusal that is read."""
 
+NOT_PACKED = "identity"
+"""The one encoding of answers that is asked for and read."""
+
 # Before the first byte of a request, and before waiting for the network.
 _PREPARED = ("connection.connect_tcp.started", "http11.send_request_headers.started")
 
@@ -83,9 +86,17 @@ class Transport(httpx2.AsyncHTTPTransport):
             for sock in trace.made:
                 sock.close()
             raise
-        # The client library reads the whole body of a refusal.
-        most_bytes = MAX_ERROR_BYTES if answer.status_code >= 300 else sys.maxsize
-        answer.stream = _Body(cast("httpx2.AsyncByteStream", answer.stream), most_bytes)
+        most_bytes = sys.maxsize
+        if answer.status_code >= 300:
+            # The client library reads the whole body of a refusal, in the charset of its
+            # head.  Some codecs of Python raise what no caller expects.
+            most_bytes = MAX_ERROR_BYTES
+            answer.headers["Content-Type"] = "application/json"
+        # The library would unpack 400 bytes to gigabytes at once.
+        packing = answer.headers.pop("Content-Encoding", NOT_PACKED)
+        answer.stream = _Body(
+            cast("httpx2.AsyncByteStream", answer.stream), most_bytes, packing
+        )
         return answer
 
     def add(self, sock: trio.socket.SocketType) -> None:
@@ -145,13 +156,25 @@ class _Body(httpx2.AsyncByteStream):
     Args:
         stream: the body.
         most_bytes: the bound.
+        packing: its encoding, as its head tells it.
     """
 
-    def __init__(self, stream: httpx2.AsyncByteStream, most_bytes: int) -> None:
+    def __init__(
+        self, stream: httpx2.AsyncByteStream, most_bytes: int, packing: str
+    ) -> None:
         self._stream = stream
         self._most_bytes = most_bytes
+        self._packing = packing
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
+        """Yield its pieces.
+
+        Raises:
+            httpx2.DecodingError: it is packed.
+        """
+        if self._packing.lower() != NOT_PACKED:
+            text = f"the answer is packed ({self._packing}); {NOT_PACKED} was asked for"
+            raise httpx2.DecodingError(text)
         left = self._most_bytes
         pieces = aiter(self._stream)
         try:

@@ -3,7 +3,6 @@
 import gzip
 import json
 import ssl
-import zlib
 from pathlib import Path
 
 import pytest
@@ -208,32 +207,87 @@ async def test_what_is_no_answer_is_one_line(
             assert await line.ask(b"PING\n") == b"OK"
 
 
-# Encodings that were not asked for: understood ones, and others.
-@pytest.mark.parametrize("stream", [False, True])
-async def test_an_encoded_answer_is_decoded(tmp_path: Path, stream: bool) -> None:
-    body = whole("packed")
-    if stream:
-        chunk = {"index": 0, "delta": {"content": "packed"}, "finish_reason": "stop"}
-        event = json.dumps({"choices": [chunk]}).encode()
-        body = b"data: " + event + b"\n\ndata: [DONE]\n\n"
-    answers = [
-        reply(gzip.compress(body), more=b"Content-Encoding: gzip\r\n"),
-        reply(zlib.compress(body), more=b"Content-Encoding: deflate\r\n"),
-        reply(b"no gzip", more=b"Content-Encoding: gzip\r\n"),
-    ]
+# 400 bytes could become gigabytes, in the Trio thread.
+@pytest.mark.parametrize("status", [b"200 OK", b"400 No"])
+async def test_a_packed_answer_is_refused(tmp_path: Path, status: bytes) -> None:
+    asked = 0
 
     async def handle(stream: trio.abc.Stream) -> None:
+        nonlocal asked
         while await request(stream):
-            await stream.send_all(answers.pop(0))
+            asked += 1
+            packed = gzip.compress(whole("packed"))
+            await stream.send_all(reply(packed, status, b"Content-Encoding: gzip\r\n"))
 
     async with server(handle) as port:
         url = f"http://127.0.0.1:{port}/v1"
         async with open_model_stage(tmp_path, base_url=url) as stage:
             line = stage.connect()
-            for _ in range(2):
-                assert (await line.chat(b"a")).text == "packed"
             said = (await line.chat(b"a")).line
-            assert said.startswith(FAILED + b"invalid response: broken off: ")
+            assert said.startswith(FAILED)
+            assert said.endswith(b"is packed (gzip); identity was asked for")
+            assert await line.ask(b"PING\n") == b"OK"
+    assert asked == 1
+
+
+async def test_a_refusal_in_any_charset_is_one_line(tmp_path: Path) -> None:
+    charsets = [b"hex", b"idna", b"undefined", b"utf-16", b"no such"]
+    waiting = list(charsets)
+
+    async def handle(stream: trio.abc.Stream) -> None:
+        while await request(stream):
+            told = b"Content-Type: text/plain; charset=%b\r\n" % waiting.pop(0)
+            error = b'{"error": {"message": "far too long"}}'
+            await stream.send_all(reply(error, b"413 No", told))
+
+    async with server(handle) as port:
+        url = f"http://127.0.0.1:{port}/v1"
+        async with open_model_stage(tmp_path, base_url=url) as stage:
+            line = stage.connect()
+            for _ in charsets:
+                said = await line.chat(b"a")
+                assert said.line == FAILED + b"413 far too long"
+
+
+async def test_cookies_of_one_call_are_not_sent_with_another(tmp_path: Path) -> None:
+    heads: list[bytes] = []
+
+    async def handle(stream: trio.abc.Stream) -> None:
+        while data := await request(stream):
+            heads.append(data.partition(b"\r\n\r\n")[0].lower())
+            await stream.send_all(reply(whole(), more=b"Set-Cookie: child=1\r\n"))
+
+    async with server(handle) as port:
+        url = f"http://127.0.0.1:{port}/v1"
+        async with open_model_stage(tmp_path, base_url=url) as stage:
+            for _ in range(2):
+                assert (await stage.connect().chat(b"a")).text == "hello"
+    assert len(heads) == 2
+    assert b"cookie" not in heads[1]
+
+
+# The first try may have cost something.
+async def test_a_try_without_an_answer_is_charged_though_the_next_is_refused(
+    tmp_path: Path,
+) -> None:
+    tries = 0
+
+    async def handle(stream: trio.abc.Stream) -> None:
+        nonlocal tries
+        while await request(stream):
+            tries += 1
+            if tries == 1:
+                return
+            error = b'{"error": {"message": "no such model"}}'
+            await stream.send_all(reply(error, b"404 No"))
+
+    async with server(handle) as port:
+        url = f"http://127.0.0.1:{port}/v1"
+        async with open_model_stage(tmp_path, base_url=url) as stage:
+            said = (await stage.connect().chat(b"a")).line
+            assert said == FAILED + b"404 no such model"
+            assert stage.llm.models.accounts.root.tokens.used > 0
+    assert tries == 2
 
 
 # spec L13: https, with a certificate that the host trusts, and with one that it does not.
