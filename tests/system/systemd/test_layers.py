@@ -65,6 +65,25 @@ def test_a_child_of_the_shipped_unit_has_its_walls(tmp_path: Path) -> None:
         assert it.show("Result") == "success"
 
 
+NETWORK_CONFIG = """
+[policy.names]
+network = ["granted.example"]
+[child.a]
+command = ["sh", "-c", "getent ahosts granted.example; getent ahosts other.example || echo none; sleep 1000"]
+policy = "names"
+"""
+
+
+# spec NET1: in the shipped unit too.
+def test_a_child_of_the_shipped_unit_has_its_network(tmp_path: Path) -> None:
+    with booted(tmp_path, NETWORK_CONFIG) as it:
+        it.wait_active()
+        (row,) = it.children()
+        assert set(LAYERS) - set(row["isolation"]["layers"]) == HOST_IS_NOT_ROOT
+        it.wait(lambda: "none\n" in it.sandhost("logs", "a"), "no second answer")
+        assert "\n198.18." in it.sandhost("logs", "a")
+
+
 # An operator who wants no namespaces in the service has a drop-in, and is told of what that takes.
 def test_the_strict_variant_is_told_of_each_wall_that_it_takes(tmp_path: Path) -> None:
     strict = (UNITS / "sandhost-strict.conf").read_text()
