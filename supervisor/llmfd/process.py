@@ -33,7 +33,7 @@ from supervisor.llmfd.threads import in_thread
 from supervisor.llmfd.uploads import BegunState, Uploads
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from supervisor.llmfd.allowance import Allowance
     from supervisor.llmfd.blob import Blob, Content
@@ -198,20 +198,35 @@ class Process:
             UnknownCallError: no such tool is enabled.
         """
         tool = self.tool(name)
+        try:
+            work = partial(tool.run, self, **bind(tool, args, kwargs))
+            return await self.do(name, work, is_slow=tool.is_slow)
+        except FdError as why:
+            return _failure(why, kwargs, args)
+
+    async def do(
+        self,
+        name: str,
+        work: Callable[[], bytes | Awaitable[bytes]],
+        *,
+        is_slow: bool,
+    ) -> bytes:
+        """Do the work of a call in its turn; return its answer, with a summary.
+
+        Args:
+            name: of the call.
+            work: does it.
+            is_slow: it needs a worker thread.
+
+        Raises:
+            FdError: it failed.
+        """
         async with self.turn:
-            try:
-                values = bind(tool, args, kwargs)
-                work = partial(tool.run, self, **values)
-                before = self.table.next_number
-                if tool.is_slow:
-                    answer = await in_thread(work, share=self.threads)
-                else:
-                    answer = work()
-                if not isinstance(answer, bytes):
-                    answer = await answer
-                return await self._add_summary(name, answer, before)
-            except FdError as why:
-                return _failure(why, kwargs, args)
+            before = self.table.next_number
+            answer = await in_thread(work, share=self.threads) if is_slow else work()
+            if not isinstance(answer, bytes):
+                answer = await answer
+            return await self._add_summary(name, answer, before)
 
     async def _add_summary(self, name: str, answer: bytes, before: int) -> bytes:
         """Return an answer with a summary in the ``fd_result`` of a stored content.

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -36,6 +37,7 @@ from supervisor.llmfd import (
     Store,
 )
 from supervisor.llmfd.blob import BlobState  # noqa: TC001 - msgspec looks at it
+from supervisor.llmfd.calls.wrapping import wrap_upload
 from supervisor.llmfd.memory_file import MemoryFile
 from supervisor.llmfd.own_checkpoints import is_owner, owner_of
 from supervisor.llmfd.process import (  # noqa: TC001 - msgspec looks at them
@@ -43,6 +45,7 @@ from supervisor.llmfd.process import (  # noqa: TC001 - msgspec looks at them
     SharedState,
 )
 from supervisor.llmfd.threads import in_thread
+from supervisor.llmfd.uploads import Upload
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Mapping
@@ -400,44 +403,18 @@ class FdService:
         process = self.processes.get(client.id)
         if process is None:
             return None
-        try:
-            token = await self._take_in(process, client, read)
-            if token is None:
-                return None
-            try:
-                answer = await process.call("wrap_output", token=token, source=source)
-            finally:
-                process.begun.drop(token)  # cancelled before its turn
-        except FdError as why:
-            return fdxml.failure(why.kind, why.fd, why.message, why.details)
-        if self.processes.get(client.id) is process:
-            return answer
-        process.close()  # the client ended during the call
-        return None
-
-    async def _take_in(
-        self, process: Process, client: Client, read: Callable[[], Awaitable[bytes]]
-    ) -> str | None:
-        """Return the token of a content read to its end; None if the client is gone."""
-        # Not the process's yet: that may close at any time.
-        writer = self.store.writer()
-        allowance = process.shared.allowance or Allowance(self._max_store)
-        taken = 0
+        # Not the process's: that may close at any time, and its child knows no token.
+        upload = Upload(self.store, process.shared.allowance)
         try:
             while piece := await read():
-                allowance.take(len(piece))
-                taken += len(piece)
-                threads = client.ledger.threads
-                await in_thread(writer.add, piece, share=threads)
-        except BaseException:
-            writer.close()
-            allowance.give_back(taken)
-            raise
-        if self.processes.get(client.id) is process:
-            return process.begun.enter(writer)
-        writer.close()
-        allowance.give_back(taken)
-        return None
+                await in_thread(upload.add, piece, share=process.threads)
+            work = partial(wrap_upload, process, upload, source)
+            answer = await process.do("wrap_output", work, is_slow=True)
+        except FdError as why:
+            answer = fdxml.failure(why.kind, why.fd, why.message, why.details)
+        finally:
+            upload.close()
+        return answer if self.processes.get(client.id) is process else None
 
     def drop_numbered(self, log: Log, left: FdsState | None) -> None:
         """Delete checkpoints of an older program, whose owners are unknown; log it.

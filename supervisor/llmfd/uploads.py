@@ -1,7 +1,11 @@
-"""Contents that arrive in pieces, each under a token (``FD_PUT``).
+"""Contents that arrive in pieces, those of ``FD_PUT`` each under a token.
 
-A token belongs to one process and is used up by the call that names it. Its pieces
-count against the allowance by their bytes; then the content counts instead.
+Rules of this file.
+
+1. A token belongs to one process and is used up by the call that names it.
+2. Pieces count against the allowance by their bytes; then the content counts instead.
+3. One thread at a time uses an upload: while a piece is added, or the content is made, its
+   token is not known.
 """
 
 from __future__ import annotations
@@ -11,16 +15,14 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from hostlib.threads import ThreadLock
-from supervisor.llmfd.errors import INVALID_PARAMETER, FdError
+from supervisor.llmfd.errors import FILE_OPERATION, INVALID_PARAMETER, FdError
 from supervisor.llmfd.store import WriterState  # noqa: TC001 - msgspec looks at it
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from supervisor.llmfd.allowance import Allowance
     from supervisor.llmfd.blob import Content
     from supervisor.llmfd.memory_file import MemoryFile
-    from supervisor.llmfd.store import Store, Writer
+    from supervisor.llmfd.store import Store
 
 MOST_TOKENS = 64
 """Most contents that one client may be putting in at the same time."""
@@ -31,6 +33,60 @@ class BegunState(msgspec.Struct):
 
     made: int
     writers: list[WriterState]
+
+
+class Upload:
+    """A content that comes in pieces.
+
+    Args:
+        store: keeps it.
+        allowance: charged for its pieces; None if there is no bound.
+    """
+
+    def __init__(self, store: Store, allowance: Allowance | None) -> None:
+        self._writer = store.writer()
+        self._allowance = allowance
+        self._taken = 0
+
+    def add(self, piece: bytes) -> None:
+        """Add a piece.
+
+        Raises:
+            FdError: there is no room; the caller closes this.
+        """
+        if self._allowance is not None:
+            self._allowance.take(len(piece))
+            self._taken += len(piece)
+        self._writer.add(piece)
+
+    def finish(self) -> Content:
+        """Return the content, which the caller holds; this is closed.
+
+        Raises:
+            FdError: ``file_operation``: the disk refused.
+        """
+        try:
+            return self._writer.finish()
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Give its room back; safe to call twice."""
+        taken, self._taken = self._taken, 0
+        if self._allowance is not None:
+            self._allowance.give_back(taken)
+        self._writer.close()
+
+    def snapshot(self, token: str, memory: MemoryFile) -> WriterState:
+        """Return it as ``restore`` takes it."""
+        return self._writer.snapshot(token, memory)
+
+    def restore(self, state: WriterState, memory: MemoryFile) -> None:
+        """Continue an upload of the program before; see ``Writer.restore``."""
+        self._writer.restore(state, memory)
+        if self._allowance is not None:
+            self._taken = self._writer.size
+            self._allowance.used += self._taken  # it was taken piece by piece
 
 
 class Uploads:
@@ -48,52 +104,57 @@ class Uploads:
         self.made = 0
         self._store = store
         self._allowance = allowance
-        self._writers: dict[str, Writer] = {}
+        self._uploads: dict[str, Upload] = {}
         self._lock = ThreadLock()
+        self._is_closed = False
 
     def __contains__(self, token: str) -> bool:
-        return token in self._writers
-
-    def __iter__(self) -> Iterator[tuple[str, Writer]]:
-        """Yield tokens with their writers."""
-        return iter(self._writers.items())
+        return token in self._uploads
 
     def put(self, token: str | None, piece: bytes) -> str:
         """Add a piece; return its token, a new one for None.
 
         Raises:
-            KeyError: the token is not known.
-            FdError: there is no room.
+            FdError: the token is not known, or there is no room; then it is used up.
         """
         if token is None:
-            if len(self._writers) >= MOST_TOKENS:
+            token, upload = self._begin()
+        else:
+            upload = self._remove(token)
+        try:
+            upload.add(piece)
+            self._enter(token, upload)
+        except BaseException:
+            upload.close()
+            raise
+        return token
+
+    def _begin(self) -> tuple[str, Upload]:
+        """Return a new upload with its token, not in the table yet."""
+        with self._lock:
+            if len(self._uploads) >= MOST_TOKENS:
                 text = (  # a reply repeats 200 bytes of it (spec F6)
                     f"{MOST_TOKENS} contents were put in and no call has used them, the"
                     " most there may be; use one (wrap_output takes its token), or start"
                     " the child anew"
                 )
                 raise FdError(INVALID_PARAMETER, text)
-            token = self.enter(self._store.writer())
-        writer = self._writers[token]
-        try:
-            self._take(len(piece))
-            try:
-                writer.add(piece)
-            except FdError:
-                self._give_back(len(piece))
-                raise
-        except FdError:
-            self.drop(token)
-            raise
-        return token
-
-    def enter(self, writer: Writer) -> str:
-        """Own a writer that was charged already; return its new token."""
-        with self._lock:  # pieces come in a thread, outputs of tools in Trio's
             self.made += 1
-            token = f"t{self.made}"
-            self._writers[token] = writer
-        return token
+            return f"t{self.made}", Upload(self._store, self._allowance)
+
+    def _remove(self, token: str) -> Upload:
+        """Take an upload from the table: no other thread finds it then (rule 3)."""
+        upload = self._uploads.pop(token, None)
+        if upload is None:
+            raise FdError(INVALID_PARAMETER, f"Unknown token: {token}")
+        return upload
+
+    def _enter(self, token: str, upload: Upload) -> None:
+        with self._lock:
+            if self._is_closed:
+                text = "Cannot store content: the process has ended"
+                raise FdError(FILE_OPERATION, text)
+            self._uploads[token] = upload
 
     def take(self, token: str) -> Content:
         """Return the content under a token, which is used up; the caller holds it.
@@ -101,31 +162,20 @@ class Uploads:
         Raises:
             FdError: ``invalid_parameter``: the token is not known.
         """
-        # Removed first: `close` must not close a writer that is finishing.
-        writer = self._writers.pop(token, None)
-        if writer is None:
-            raise FdError(INVALID_PARAMETER, f"Unknown token: {token}")
-        try:
-            return writer.finish()
-        finally:
-            self._give_back(writer.size)
-            writer.close()
-
-    def drop(self, token: str) -> None:
-        """Forget a token, if it is there, and give its room back."""
-        writer = self._writers.pop(token, None)
-        if writer is not None:
-            self._give_back(writer.size)
-            writer.close()
+        return self._remove(token).finish()
 
     def close(self) -> None:
-        """Forget all tokens."""
-        for token in tuple(self._writers):
-            self.drop(token)
+        """Forget all tokens; refuse further pieces."""
+        with self._lock:
+            self._is_closed = True
+            uploads = tuple(self._uploads.values())
+            self._uploads.clear()
+        for upload in uploads:
+            upload.close()
 
     def snapshot(self, memory: MemoryFile) -> BegunState:
         """Return them as ``restore`` takes them."""
-        writers = [one.snapshot(token, memory) for token, one in self]
+        writers = [one.snapshot(token, memory) for token, one in self._uploads.items()]
         return BegunState(self.made, writers)
 
     def restore(self, state: BegunState, memory: MemoryFile) -> None:
@@ -135,20 +185,10 @@ class Uploads:
         """
         self.made = state.made
         for one in state.writers:
-            writer = self._store.writer()
+            upload = Upload(self._store, self._allowance)
             try:
-                writer.restore(one, memory)
+                upload.restore(one, memory)
             except FdError:
-                writer.close()
+                upload.close()
                 continue
-            self._writers[one.token] = writer
-            if self._allowance is not None:
-                self._allowance.used += writer.size  # it was taken piece by piece
-
-    def _take(self, size: int) -> None:
-        if self._allowance is not None:
-            self._allowance.take(size)
-
-    def _give_back(self, size: int) -> None:
-        if self._allowance is not None:
-            self._allowance.give_back(size)
+            self._uploads[one.token] = upload

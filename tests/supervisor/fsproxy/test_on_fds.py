@@ -305,5 +305,5 @@ async def test_without_a_thread_a_call_is_an_error_and_its_client_goes_on(
         assert (await call(line, "search_fd", fd="fd:1", query="a")).startswith(
             '<fd_search fd="fd:1" query="a" matches="0"'
         )
-        assert not list(process.begun)
+        assert not process.has_begun("t1")
     assert not (hall.root / "a").exists()

@@ -11,12 +11,21 @@ from xml.etree import ElementTree as ET
 import pytest
 import trio
 import trio.testing
+from blake3 import blake3
 
 from supervisor.llm.conversations import ChosenPreset, ConversationTurn
-from supervisor.llmfd import Content, FdError, LlmFd, Process, Store, store
+from supervisor.llmfd import (
+    Allowance,
+    Content,
+    FdError,
+    LlmFd,
+    Process,
+    Shared,
+    Store,
+    store,
+)
 from supervisor.llmfd.checkpoint_state import read_state, state_of
 from supervisor.llmfd.toolloop import MOST_MESSAGES, ModelError
-from supervisor.llmfd.uploads import Uploads
 from tests.helpers.contents import asking, failed, holding, process, text_of
 from tests.helpers.leaks import give_back
 from tests.helpers.sessions import hall
@@ -269,7 +278,7 @@ async def test_who_is_cancelled_before_its_turn_leaves_nothing(scene: Make) -> N
         await trio.testing.wait_all_tasks_blocked(0.05)
         assert not pieces
         nursery.cancel_scope.cancel()
-    assert not list(parent.begun)
+    assert not parent.has_begun("t1")
     assert parent.shared.allowance is not None
     assert parent.shared.allowance.used == 0
     assert service.store.memory_bytes == 0
@@ -288,58 +297,100 @@ async def test_a_checkpoint_stays_in_sight_however_many_came_and_went(
     assert parent.checkpoints.made == parent.checkpoints.seen == [first]
 
 
-def test_who_ends_while_a_content_is_finished_does_not_end_that() -> None:
+def test_who_ends_while_a_content_is_finished_does_not_end_that(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     made = process()
-    store = made.shared.store
+    kept = made.shared.store
     token = made.begun.put(None, b"whole")
-    writer = next(writer for _, writer in made.begun)
-    finish = writer.finish
+    finish = store.Writer.finish
 
-    def finish_late() -> Content:
+    def finish_late(writer: store.Writer) -> Content:
         made.begun.close()
-        return finish()
+        return finish(writer)
 
-    writer.finish = finish_late  # type: ignore[method-assign]
+    monkeypatch.setattr(store.Writer, "finish", finish_late)
     content = made.begun.take(token)
     assert content.text.data[:] == b"whole"
-    store.drop(content)
-    assert not store.blobs
+    kept.drop(content)
+    assert not kept.blobs
     made.close()
 
 
-def test_two_that_begin_at_once_have_a_token_each() -> None:
-    # A piece of the client comes in a thread, the output of a tool in Trio's.
-    class Slow(Uploads):
-        """Another one begins while the number is counted."""
+@pytest.mark.parametrize("other", ["take", "put"])
+def test_a_token_is_unknown_while_a_piece_is_added_to_it(
+    monkeypatch: pytest.MonkeyPatch, other: str
+) -> None:
+    made = Process(Shared(Store(), {}, allowance=Allowance(100)))
+    begun, store = made.begun, made.shared.store
+    token = begun.put(None, b"first ")
+    reserve = store.reserve
 
-        other: threading.Thread | None = None
-        _made = 0
+    def interfere(size: int) -> bool:
+        monkeypatch.undo()  # once
+        with pytest.raises(FdError, match=f"Unknown token: {token}"):
+            begun.take(token) if other == "take" else begun.put(token, b"between ")
+        return reserve(size)
 
-        @property
-        def made(self) -> int:
-            return self._made
+    monkeypatch.setattr(store, "reserve", interfere)
+    assert begun.put(token, b"second") == token
+    content = begun.take(token)
+    assert content.text[:] == b"first second"
+    assert content.keys == [blake3(b"first second").digest()]
+    store.drop(content)
+    assert made.shared.allowance is not None
+    assert made.shared.allowance.used == 0
+    made.close()
 
-        @made.setter
-        def made(self, value: int) -> None:
-            self._made = value
-            if self.other is None and value:
-                self.other = threading.Thread(target=other)
-                self.other.start()
-                self.other.join(0.2)  # it waits for its turn
 
-    def other() -> None:
-        tokens.append(begun.enter(store.writer()))
+def test_a_piece_that_comes_while_its_process_ends_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = Process(Shared(Store(), {}, allowance=Allowance(100)))
+    store = made.shared.store
+    token = made.begun.put(None, b"first ")
+    reserve = store.reserve
 
-    store = Store()
-    tokens: list[str] = []
-    begun = Slow(store, None)
-    tokens.append(begun.put(None, b"piece"))
-    assert begun.other is not None
-    begun.other.join()
-    assert len(set(tokens)) == 2
-    assert sorted(token for token, _ in begun) == sorted(tokens)
-    begun.close()
-    assert store.memory_bytes == 0
+    def end(size: int) -> bool:
+        made.close()
+        return reserve(size)
+
+    monkeypatch.setattr(store, "reserve", end)
+    with pytest.raises(FdError, match="the process has ended"):
+        made.begun.put(token, b"second")
+    assert not made.has_begun(token)
+    assert made.shared.allowance is not None
+    assert (made.shared.allowance.used, store.memory_bytes) == (0, 0)
+
+
+async def test_the_output_of_a_tool_has_no_token_that_its_child_can_add_to(
+    scene: Make,
+) -> None:
+    made = scene(words("hello"))
+    parent = made.process
+    pieces = [b"x" * 70_000, b""]
+    answers: list[bytes | None] = []
+
+    async def read() -> bytes:
+        await trio.lowlevel.checkpoint()
+        return pieces.pop(0)
+
+    async def wrap() -> None:
+        wrapped = made.service.wrap_pieces(made.client, read, "tool:head")
+        answers.append(await wrapped)
+
+    async with trio.open_nursery() as nursery:
+        async with parent.turn:
+            nursery.start_soon(wrap)
+            await trio.testing.wait_all_tasks_blocked(0.05)
+            assert not pieces
+            assert not parent.has_begun("t1")
+            assert await parent.put(None, b"of the child") == "t1"
+    assert answers[0] is not None
+    assert answers[0].startswith(b"<fd_result ")
+    content = parent.table.fds[1].content
+    assert content.keys == [blake3(b"x" * 70_000).digest()]
+    assert await parent.call("wrap_output", token="t1") == b"of the child"
 
 
 async def test_a_client_that_goes_while_its_result_is_made_ends_nothing(
