@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from supervisor.llmfd.conversations import Conversations
     from supervisor.llmfd.service import FdService
     from vfs.filesystem import Client
+    from vfs.payload import MemoryReservation, PayloadBudget
 
     Ask = Callable[[Client, Mapping[str, object], bool], Awaitable[Completion]]
 
@@ -33,6 +34,7 @@ class GatewayModel:
         ask: makes one call for a client, in a view.
         failures: its exceptions for a failed call or a spent quota; their texts are one
             line each.
+        budget: the host's memory.
     """
 
     def __init__(
@@ -40,14 +42,20 @@ class GatewayModel:
         presets: Mapping[str, str],
         ask: Ask,
         failures: tuple[type[Exception], ...],
+        budget: PayloadBudget,
     ) -> None:
         self._presets = presets
         self._ask = ask
         self._failures = failures
+        self._budget = budget
 
     def system(self, program: str) -> str | None:
         """Return the system prompt of a preset; None if there is no such preset."""
         return self._presets.get(program)
+
+    def reservation(self, client: Client) -> MemoryReservation:
+        """Return a reservation of memory; see ``toolloop.LoopModel``."""
+        return self._budget.reservation(client.ledger)
 
     async def complete(
         self,
@@ -119,9 +127,9 @@ def connect(fds: FdService, llm: LlmService) -> Conversations:
     from supervisor.llm.quota import QuotaError  # noqa: PLC0415 - as above
     from supervisor.llmfd.conversations import Conversations  # noqa: PLC0415 - as above
 
-    model = GatewayModel(
-        llm.models.presets, partial(ask, llm.models), (FailedCallError, QuotaError)
-    )
+    models = llm.models
+    failures = (FailedCallError, QuotaError)
+    model = GatewayModel(models.presets, partial(ask, models), failures, models.budget)
     conversations = Conversations(fds, model)
     llm.dialogues = _Dialogues(conversations, FailedCallError)
     return conversations

@@ -10,11 +10,13 @@ Rules of this file.
    already.
 4. With ``conversation_fds`` every message has a descriptor; the model sees the ids of
    messages that are not its own.
+5. The memory of messages that come during an answer is reserved until its end.
 """
 
 from __future__ import annotations
 
 import json
+import sys
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -23,15 +25,17 @@ import trio
 from hostlib.threads import LARGE_BYTES, in_thread_if
 from protocol import fdxml
 from supervisor.llm.conversations import MOST_KEPT_CHARS, file_text, long_user_text
+from supervisor.llm.gateway import NO_MEMORY
 from supervisor.llmfd import FOR_PROGRAMS, FdError, UnknownCallError, chat_schema
 from supervisor.llmfd.calls.wrapping import INPUT_SOURCE
 from supervisor.llmfd.table import extract, is_name
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
     from supervisor.llmfd import Json, LlmFd, Process
     from vfs.filesystem import Client
+    from vfs.payload import MemoryReservation
 
     Message = dict[str, Json]
     Files = tuple[tuple[str, str], ...]
@@ -45,6 +49,9 @@ MOST_MESSAGES = 10_000
 MOST_RESULT_CHARS = 4 * 1024 * 1024
 """Longest answer of a tool in a conversation: far beyond any context; eight of them are
 a conversation that is too long."""
+
+MESSAGE_BYTES = 500
+"""Memory of a message beside its text."""
 
 SUMMARY_CHARS = 40_000
 """Most characters of a content that are shown for a summary."""
@@ -104,6 +111,9 @@ class LoopModel(Protocol):
 
     def system(self, program: str) -> str | None:
         """Return the system prompt of a preset; None if there is no such preset."""
+
+    def reservation(self, client: Client) -> MemoryReservation:
+        """Return a reservation of memory for messages of a client's conversation."""
 
     async def complete(
         self,
@@ -169,8 +179,12 @@ class ToolLoop:
         """
         messages, before = process.messages, len(process.messages)
         number = process.table.next_number
+        client: Client = process.caller  # type: ignore[assignment]
         try:
-            return await self._ask(process, prompt, files, has_tools=has_tools)
+            with self.model.reservation(client) as memory:
+                return await self._ask(
+                    process, prompt, files, memory, has_tools=has_tools
+                )
         except BaseException:
             if process.messages is messages:  # else a checkpoint was restored
                 del messages[before:]
@@ -178,7 +192,13 @@ class ToolLoop:
             raise
 
     async def _ask(
-        self, process: Process, prompt: str, files: Files, *, has_tools: bool
+        self,
+        process: Process,
+        prompt: str,
+        files: Files,
+        memory: MemoryReservation,
+        *,
+        has_tools: bool,
     ) -> ModelReply:
         for call_id in find_unanswered(process.messages):
             # A checkpoint that a tool has made is restored without its answer.
@@ -189,12 +209,13 @@ class ToolLoop:
             await self.say(process, {"role": "user", "content": text})
         for _ in range(MOST_ROUNDS):
             reply = await self._complete(process, has_tools=has_tools)
+            _reserve(memory, [reply.message])
             await self.say(process, reply.message)
             calls = reply.message.get("tool_calls")
             if not has_tools or not isinstance(calls, list) or not calls:
                 await _keep_refs(process, reply.text)
                 return reply
-            await self._answer_all(process, calls)
+            await self._answer_all(process, calls, memory)
         raise ModelError(f"no answer after {MOST_ROUNDS} rounds of tool calls")
 
     async def _complete(self, process: Process, *, has_tools: bool) -> ModelReply:
@@ -204,10 +225,7 @@ class ToolLoop:
                 f" {MOST_MESSAGES}"
             )
         size = size_of(process.messages)
-        if size > MOST_KEPT_CHARS:
-            raise ModelError(
-                f"the conversation has {size} characters, more than {MOST_KEPT_CHARS}"
-            )
+        _check_size(size)
         offered = process.offered_tools() if has_tools else ()
         sent = partial(_format_all, process.messages, marks=has_tools)
         messages = await in_thread_if(size > LARGE_BYTES, sent)
@@ -220,14 +238,21 @@ class ToolLoop:
             process.claim,
         )
 
-    async def _answer_all(self, process: Process, calls: list[Json]) -> None:
+    async def _answer_all(
+        self, process: Process, calls: list[Json], memory: MemoryReservation
+    ) -> None:
+        size = size_of(process.messages)
         for call in calls:
             messages, program = process.messages, process.program
             call_id, text = await self._answer(process, call)
             if process.messages is not messages:
+                _reserve(memory, process.messages)
                 await self._continue_restored(process, program, text)
                 return
             await self._result(process, call_id, text)
+            size += size_of(messages[-1:])
+            _check_size(size)
+            _reserve(memory, messages[-1:])
 
     async def _continue_restored(
         self, process: Process, program: str, text: str
@@ -340,13 +365,38 @@ def _parse(call: Json) -> tuple[str, str, dict[str, object] | None]:
 
 def size_of(messages: Sequence[Message]) -> int:
     """Return the number of characters of text in messages."""
+    return sum(map(len, _texts(messages)))
+
+
+def _texts(messages: Sequence[Message]) -> Iterator[str]:
+    """Yield the texts in messages; none is copied."""
     parts = [one.get(key) for one in messages for key in ("content", "tool_calls")]
-    total = 0
-    for part in parts:  # grows during the loop; no text is copied
+    for part in parts:  # grows during the loop
         if isinstance(part, dict | list):
             parts += (*part, *part.values()) if isinstance(part, dict) else part
-        total += len(part) if isinstance(part, str) else 0
-    return total
+        elif isinstance(part, str):
+            yield part
+
+
+def _check_size(size: int) -> None:
+    """Refuse a conversation with too many characters."""
+    if size > MOST_KEPT_CHARS:
+        raise ModelError(
+            f"the conversation has {size} characters, more than {MOST_KEPT_CHARS}"
+        )
+
+
+def _reserve(memory: MemoryReservation, messages: Sequence[Message]) -> None:
+    """Reserve the memory of messages.
+
+    Raises:
+        ModelError: there is none.
+    """
+    size = MESSAGE_BYTES * len(messages) + sum(map(sys.getsizeof, _texts(messages)))
+    try:
+        memory.add(size)
+    except OSError:
+        raise ModelError(NO_MEMORY) from None
 
 
 async def _wrap(process: Process, prompt: str, files: Files) -> str:

@@ -12,6 +12,7 @@ from supervisor.llmfd.service import FdService
 from supervisor.llmfd.toolloop import ModelReply
 from tests.helpers.sessions import Hall
 from vfs.filesystem import Client
+from vfs.payload import MemoryReservation, PayloadBudget
 
 Message = dict[str, Json]
 Script = Callable[[list[Message]], Message]
@@ -52,10 +53,15 @@ class Scripted:
         self.seen: list[list[Message]] = []
         self.tools: list[str] = []
         self.clients: list[Client] = []
+        self.budget = PayloadBudget()
 
     def system(self, program: str) -> str | None:
         """See ``Model``."""
         return {"general": "Be good.", "expert": "You know all.", "": ""}.get(program)
+
+    def reservation(self, client: Client) -> MemoryReservation:
+        """See ``Model``."""
+        return self.budget.reservation(client.ledger)
 
     async def complete(
         self,

@@ -9,10 +9,13 @@ import pytest
 import trio
 import trio.testing
 
-from supervisor.llmfd import Json, LlmFd, Process
+from supervisor.llm.conversations import MOST_KEPT_CHARS
+from supervisor.llm.gateway import NO_MEMORY
+from supervisor.llmfd import Json, LlmFd, Process, Tool
 from supervisor.llmfd.table import FdTable
 from supervisor.llmfd.toolloop import (
     INSTRUCTIONS,
+    MOST_RESULT_CHARS,
     MOST_ROUNDS,
     ModelError,
     ModelReply,
@@ -22,6 +25,8 @@ from supervisor.llmfd.toolloop import (
 from tests.helpers.contents import asking, failed, text_of
 from tests.helpers.sessions import Hall, hall
 from tests.supervisor.llmfd.conversing import Make, Message, calling, scene, words
+from vfs.ledger import MOST_MEMORY_BYTES
+from vfs.payload import ANSWER_BYTES, MemoryReservation
 
 __all__ = ["hall", "scene"]
 
@@ -102,6 +107,75 @@ async def test_a_loop_ends(scene: Make) -> None:
     with pytest.raises(ModelError, match="no answer after"):
         await made.chat("go")
     assert len(made.model.seen) == MOST_ROUNDS
+
+
+# One answer of a model may hold thousands of calls.
+async def test_answers_of_tools_that_are_too_long_together_end_the_loop(
+    scene: Make,
+) -> None:
+    made = scene(calling(*[("show", {})] * 12))
+    shown: list[int] = []
+
+    def show(_: Process) -> bytes:
+        shown.append(MOST_RESULT_CHARS)
+        return b"x" * MOST_RESULT_CHARS
+
+    made.service.tools["show"] = Tool("show", "", (), show)
+    with pytest.raises(ModelError, match="characters, more than"):
+        await made.chat("go")
+    assert len(shown) == MOST_KEPT_CHARS // MOST_RESULT_CHARS
+
+
+async def test_the_memory_of_what_a_loop_says_is_reserved_until_its_end(
+    scene: Make,
+) -> None:
+    reserved: list[int] = []
+
+    def model(messages: list[Message]) -> Message:
+        reserved.append(made.client.ledger.memory.used)
+        if len(reserved) < 3:
+            return calling(("show", {}), ("show", {}))
+        return words("x" * 1_000_000)
+
+    made = scene(model)
+    made.service.tools["show"] = Tool("show", "", (), lambda _: b"x" * 1_000_000)
+    await made.chat("go")
+    assert reserved[0] == 0
+    assert 2_000_000 < reserved[1] < 2_100_000
+    assert 4_000_000 < reserved[2] < 4_100_000
+    assert made.client.ledger.memory.used == 0
+
+
+@pytest.mark.parametrize(
+    "call", [("show", {}), ("back", {}), ("list_fds", {"text": "x" * 10_000})]
+)
+async def test_a_loop_without_memory_ends(
+    scene: Make, call: tuple[str, object]
+) -> None:
+    taken: list[MemoryReservation] = []
+
+    def model(messages: list[Message]) -> Message:
+        if len(messages) > 2:
+            return words("never asked")
+        taken.append(made.model.reservation(made.client))
+        taken[0].resize(MOST_MEMORY_BYTES - 1000)
+        taken[0].add(ANSWER_BYTES)
+        return calling(call)
+
+    def go_back(process: Process) -> bytes:
+        process.messages = [{"role": "user", "content": "x" * 10_000}]
+        return b"restored"
+
+    made = scene(model)
+    made.service.tools |= {
+        "show": Tool("show", "", (), lambda _: b"x" * 10_000),
+        "back": Tool("back", "", (), go_back),
+    }
+    with pytest.raises(ModelError, match=NO_MEMORY):
+        await made.chat("go")
+    assert len(made.model.seen) == 1
+    taken[0].close()
+    assert made.client.ledger.memory.used == 0
 
 
 # fork

@@ -12,6 +12,7 @@ from supervisor.llmfd.gateway import GatewayModel
 from supervisor.llmfd.toolloop import ModelError, size_of
 from tests.helpers.sessions import Hall, hall
 from vfs.filesystem import Client
+from vfs.payload import PayloadBudget
 
 __all__ = ["hall"]
 
@@ -52,7 +53,7 @@ async def test_a_message_comes_back_as_a_provider_takes_it(
         "refusal": None,
     }
     asker = Asker({"choices": [{"message": message}]})
-    model = GatewayModel(PRESETS, asker.ask, (QuotaError,))
+    model = GatewayModel(PRESETS, asker.ask, (QuotaError,), PayloadBudget())
     client = hall.connect().client
     reply = await model.complete(client, "general", [{"role": "user"}], CALLS, True)
     expected: dict[str, Json] = {"role": "assistant", "content": "hi"}
@@ -81,7 +82,7 @@ async def test_what_fails_is_a_fault_of_the_model(
     hall: Hall, answer: dict[str, Json] | Exception, said: str
 ) -> None:
     asker = Asker(answer)
-    model = GatewayModel(PRESETS, asker.ask, (QuotaError,))
+    model = GatewayModel(PRESETS, asker.ask, (QuotaError,), PayloadBudget())
     with pytest.raises(ModelError, match=said):
         await model.complete(hall.connect().client, "general", [], [], True)
     assert asker.asked == [{"messages": []}]
