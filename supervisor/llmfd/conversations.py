@@ -11,7 +11,9 @@ Rules of this file.
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+import errno
+import os
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING
 
 import trio
@@ -21,7 +23,7 @@ from supervisor.llm.conversations import ChosenPreset, ConversationTurn, Kept
 from supervisor.llmfd import FdError, Param, Tool
 from supervisor.llmfd.arguments import FDS, STRING, STRINGS
 from supervisor.llmfd.calls.wrapping import describe_excess, wrap
-from supervisor.llmfd.errors import INVALID_PARAMETER, NOT_FOUND
+from supervisor.llmfd.errors import FILE_OPERATION, INVALID_PARAMETER, NOT_FOUND
 from supervisor.llmfd.preloads import Preloads
 from supervisor.llmfd.table import number_of
 from supervisor.llmfd.threads import in_thread
@@ -46,7 +48,7 @@ MOST_PROMPTS = 10
 """Most children of one fork."""
 
 MOST_DEPTH = 4
-"""Most levels of forks and spawns: 10 children each make 10,000 at most."""
+"""Most levels of forks and spawns."""
 
 SUMMARY_S = 60.0
 """Longest wait of ``summarize_fd``."""
@@ -175,6 +177,17 @@ class Conversations:
             text = f"Give 1 to {MOST_PROMPTS} prompts"
             raise FdError(INVALID_PARAMETER, text)
         _check_depth(process)
+        with _copies(process, len(prompts)):
+            answers = await self._answer_copies(process, prompts)
+        rows = [
+            await self._child_xml(process, number, is_good, text)
+            for number, (is_good, text) in enumerate(answers, 1)
+        ]
+        return fdxml.listing("fork_result", (("children", len(rows)),), rows)
+
+    async def _answer_copies(
+        self, process: Process, prompts: list[str]
+    ) -> list[tuple[bool, str]]:
         children: list[Process] = []
         answers: list[tuple[bool, str]] = [(False, "not run")] * len(prompts)
         try:
@@ -191,11 +204,7 @@ class Conversations:
         finally:
             for child in children:
                 child.close()
-        rows = [
-            await self._child_xml(process, number, is_good, text)
-            for number, (is_good, text) in enumerate(answers, 1)
-        ]
-        return fdxml.listing("fork_result", (("children", len(rows)),), rows)
+        return answers
 
     async def _open_branch(self, child: Process, number: int) -> None:
         """Answer the calls that are open at the place of the copy."""
@@ -253,8 +262,7 @@ class Conversations:
         if self.loop.model.system(program) is None:
             raise FdError(NOT_FOUND, f"Program {program} not found")
         _check_depth(process)
-        child = process.spawn()
-        try:
+        with _copies(process, 1), closing(process.spawn()) as child:
             preloads = Preloads(process, child)
             await preloads.add_fds(additional_preload_fds or ())
             await preloads.add_temp_files(additional_preload_temp_files or ())
@@ -262,8 +270,6 @@ class Conversations:
             await self.loop.begin(child, program, "\n".join(preloads.shown))
             answers = [(False, "not run")]
             await self._run(child, query, answers, 0)
-        finally:
-            child.close()
         row = await self._child_xml(process, 1, *answers[0])
         return fdxml.listing("spawn_result", (("program", program),), (row,))
 
@@ -299,6 +305,24 @@ def _restore_preset(process: Process) -> Iterator[None]:
     if system and process.messages is messages and messages[0] is not system[0]:
         gone = number_of(str(system[0].get("fd", "")))
         process.table.drop([gone] if gone in process.table.fds else [])
+
+
+@contextmanager
+def _copies(process: Process, count: int) -> Iterator[None]:
+    """Count copies of a conversation, and their connections to the model.
+
+    Raises:
+        FdError: there are too many.
+    """
+    copies = process.shared.copies
+    if not copies.charge(count):
+        text = f"Cannot copy the conversation: {os.strerror(errno.EMFILE)}"
+        details = f"{copies.used} copies are at work, of {copies.limit} at most"
+        raise FdError(FILE_OPERATION, text, details)
+    try:
+        yield
+    finally:
+        copies.record(-count)
 
 
 def _check_depth(process: Process) -> None:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 import trio
 
+from hostlib.accounts import Account
 from protocol import fdxml
 from supervisor.fsproxy.ports import ContentError
 from supervisor.llmfd.arguments import Json, Tool, bind
@@ -133,6 +134,7 @@ class Shared:
         owner: has the checkpoints.
         summarizer: None without a model.
         workspaces: those of the child, for checkpoints; None for none.
+        copies: account of the copies of conversations that are at work.
     """
 
     store: Store
@@ -145,6 +147,7 @@ class Shared:
     owner: str = ""
     summarizer: Summarizer | None = None
     workspaces: Workspaces | None = None
+    copies: Account[int] = field(default_factory=partial(Account, None))
 
     def __post_init__(self) -> None:
         self.temps = TempFiles(self.store, self.allowance)

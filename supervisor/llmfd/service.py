@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 import hostlib.documents  # noqa: F401 - imported late by hosts without LLM fds
+from hostlib.accounts import Account
 from hostlib.handover import HandoverError
 from hostlib.journal import Journal
 from protocol import fdxml
@@ -60,6 +61,10 @@ if TYPE_CHECKING:
 
 DEFAULT_MAX_STORE = 4 * 1024**3
 """Most bytes that the clients of one child may keep."""
+
+MOST_COPIES = 110
+"""Most copies of conversations of one child at work at once (``fork``, ``spawn``): ten, and
+ten of each.  A table takes up to 300 KB, a call of the model a descriptor."""
 
 
 class KeptConversationState(msgspec.Struct):
@@ -247,6 +252,7 @@ class FdService:
             checkpoints=self._checkpoints,
             owner=owner,
             summarizer=self.summarizer,
+            copies=Account(self._fs.descriptor_account, MOST_COPIES),
         )
 
     def enter(self, client: Client, process: Process) -> Process:

@@ -3,6 +3,7 @@
 import json
 import threading
 from collections.abc import Sequence
+from functools import partial
 from xml.etree import ElementTree as ET
 
 import pytest
@@ -12,6 +13,7 @@ import trio.testing
 from supervisor.llm.conversations import MOST_KEPT_CHARS
 from supervisor.llm.gateway import NO_MEMORY
 from supervisor.llmfd import Json, LlmFd, Process, Tool
+from supervisor.llmfd.service import MOST_COPIES
 from supervisor.llmfd.table import FdTable
 from supervisor.llmfd.toolloop import (
     INSTRUCTIONS,
@@ -284,6 +286,61 @@ async def test_forks_within_forks_end(scene: Make) -> None:
     made = scene(model)
     answer = (await made.process.call("fork", prompts=["deeper"])).decode()
     assert "No more than 4 forks and spawns within each other" in answer
+
+
+# spec S7: each has a table, and may have a connection to the provider.
+async def test_copies_of_all_clients_of_a_child_are_charged_and_bounded(
+    scene: Make, hall: Hall
+) -> None:
+    made = scene(words("unused"))
+    account = hall.fs.descriptor_account
+    client = hall.connect(parent=made.client).client
+    made.service.client_attached(client)
+    nested = made.service.process_of(client)
+    asked = 0
+    together, is_over = trio.Event(), trio.Event()
+
+    async def complete(*_: object) -> ModelReply:
+        nonlocal asked
+        asked += 1
+        if asked == MOST_COPIES:
+            together.set()
+        await is_over.wait()
+        return ModelReply(words("done"))
+
+    made.model.complete = complete  # type: ignore[method-assign, assignment]
+    forks = [made.process.fork() for _ in range(MOST_COPIES // 10)]
+    before = account.used
+    async with trio.open_nursery() as nursery:
+        for one in forks:
+            nursery.start_soon(one.call, "fork", ["x"] * 10)
+        await together.wait()
+        assert account.used == before + MOST_COPIES
+        spawn = partial(nested.call, "spawn", "expert", "x")
+        for refused in (await nested.call("fork", ["x"]), await spawn()):
+            failure = ET.fromstring(refused)
+            text = "Cannot copy the conversation: Too many open files"
+            assert failure.findtext("message") == text
+        assert asked == MOST_COPIES
+        is_over.set()
+    assert account.used == before
+    assert b"done" in await nested.call("fork", ["x"])
+    for one in forks:
+        one.close()
+    made.service.client_gone(client)
+
+
+async def test_a_fork_is_refused_where_the_host_has_too_few_descriptors(
+    scene: Make, hall: Hall
+) -> None:
+    made = scene(words("done"))
+    account = hall.fs.descriptor_account
+    assert made.process.table.fds == {}  # its child is there
+    account.lower(account.used + 1)
+    answer = ET.fromstring(await made.process.call("fork", ["x"] * 2))
+    details = f"0 copies are at work, of {MOST_COPIES} at most"
+    assert answer.findtext("details") == details
+    assert b"done" in await made.process.call("fork", ["x"])
 
 
 # spawn
