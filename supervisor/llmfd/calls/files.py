@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     import trio
 
+    from supervisor.llmfd.allowance import Allowance
     from supervisor.llmfd.blob import Blob
     from supervisor.llmfd.client_files import Files
     from supervisor.llmfd.process import Process
@@ -62,7 +63,8 @@ async def fd_to_file(  # noqa: PLR0913 - the parameters of the call
         lines = await part.count_lines(process.threads)
         if mode == "insert":
             line = insert_at_line or 0
-            size = await _insert(files, file_path, part, line)
+            room = process.shared.allowance
+            size = await _insert(files, file_path, part, line, room)
         else:
             if create:
                 _check_is_no_directory(file_path)
@@ -200,16 +202,23 @@ class _Finder:
         return self.offset, False
 
 
-async def _insert(files: Files, path: str, part: _Part, line: int) -> int:
+async def _insert(
+    files: Files, path: str, part: _Part, line: int, allowance: Allowance | None
+) -> int:
     """Insert a content before a line, with an LF that is missing between them.
 
     Returns:
         The number of its bytes, with an LF that is missing at its end.
+
+    Raises:
+        FdError: there is no such line, or the child has no room for a copy of the file.
     """
     finder = _Finder(max(line, 1))
     old = tempfile.SpooledTemporaryFile(OLD_IN_MEMORY_BYTES)  # noqa: SIM115 - see below
 
     def take(piece: bytes) -> None:
+        if allowance is not None:
+            allowance.take(len(piece))
         finder.take(piece)
         old.write(piece)
 
@@ -231,6 +240,8 @@ async def _insert(files: Files, path: str, part: _Part, line: int) -> int:
 
         await files.replace(path, pieces())
     finally:
+        if allowance is not None:
+            allowance.give_back(finder.size)
         if finder.size > OLD_IN_MEMORY_BYTES:
             in_background(_close, old)  # freeing a GiB takes 50 to 100 ms
         else:

@@ -121,6 +121,32 @@ async def test_insert_beyond_the_end_is_refused(hall: Hall, line: int) -> None:
     assert (hall.root / "a").read_text() == "1\n2\n"
 
 
+# The host keeps a copy of the file meanwhile.
+@pytest.mark.parametrize(("room", "is_good"), [(5000, False), (15_000, True)])
+async def test_an_insert_counts_the_file_against_the_contents_of_the_child(
+    hall: Hall, room: int, is_good: bool
+) -> None:
+    old = "old line\n" * 1000
+    (hall.root / "a").write_text(old)
+    client = hall.connect().client
+    made = FdService(hall.fs, Store(), max_store=room).process_of(client)
+    made.add(made.shared.store.put(b"new line\n"), "test")
+    allowance = made.shared.allowance
+    assert allowance is not None
+    before = allowance.used
+    answer = await asking(
+        made, "fd_to_file", fd="fd:1", file_path="a", mode="insert", insert_at_line=1
+    )
+    if is_good:
+        assert answer.tag == "fd_write"
+        old = "new line\n" + old
+    else:
+        text = "Cannot store content: Disk quota exceeded"
+        assert failed(answer) == ("file_operation", "fd:1", text)
+    assert (hall.root / "a").read_text() == old
+    assert allowance.used == before
+
+
 @pytest.mark.parametrize(
     ("arguments", "kind", "message"),
     [
