@@ -17,6 +17,8 @@ import os
 import re
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar, TypeVarTuple
 
+import trio
+
 from supervisor.llmfd.errors import FILE_OPERATION, FdError
 from supervisor.llmfd.threads import in_thread
 from supervisor.workspace.directory import PATIENCE_S, WorkspaceError
@@ -122,7 +124,8 @@ class LayeredWorkspaces:
                 found.append(WorkspaceSnapshot(use.name, label))
                 self._tell(use, label, *done)
         except BaseException:
-            await self.drop(found)
+            with trio.CancelScope(shield=True):  # bounded like each command on a workspace
+                await self.drop(found)
             raise
         return tuple(found)
 

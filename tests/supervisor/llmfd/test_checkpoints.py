@@ -4,11 +4,13 @@ import errno
 import json
 import os
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
+import trio
 
+from hostlib.journal import Journal
 from supervisor.llmfd import (
     TOOLS,
     Allowance,
@@ -22,8 +24,15 @@ from supervisor.llmfd import (
     checkpoints,
 )
 from supervisor.llmfd.blob_files import BlobFiles
-from supervisor.llmfd.workspaces import WorkspaceSnapshot
+from supervisor.llmfd.workspaces import LayeredWorkspaces, WorkspaceSnapshot
+from supervisor.workspace.attributes import USER_MARKS
+from supervisor.workspace.directory import make_workspace
+from supervisor.workspace.use import WorkspaceUse
+from supervisor.workspace.workspace import Workspace
 from tests.helpers.contents import asking, failed, text_of
+from tests.helpers.sessions import Hall, hall
+
+__all__ = ["hall"]
 
 BINARY = bytes(range(256)) * 20
 
@@ -156,6 +165,45 @@ async def test_the_snapshot_of_a_checkpoint_that_fails_goes(
     monkeypatch.setattr(checkpoints, "MOST_CHECKPOINTS", 0)
     assert failed(await asking(first, "checkpoint_process"))[0] == "file_operation"
     assert files.there == set()
+
+
+class Events(Journal):
+    """A journal that calls a function for each event."""
+
+    def __init__(self, tell: Callable[[], None]) -> None:
+        super().__init__(-1, lambda _: None)
+        self.tell = tell
+
+    def write(self, event: str, **fields: object) -> None:
+        del event, fields
+        self.tell()
+
+
+# spec WS16: a client may end between the snapshots of two workspaces
+async def test_a_snapshot_goes_if_its_caller_is_cancelled_before_the_next(
+    hall: Hall, tmp_path: Path
+) -> None:
+    base, state = str(tmp_path), str(tmp_path / "state")
+    os.mkdir(state, 0o700)
+    uses = [WorkspaceUse(name, base, "review", state) for name in ("first", "second")]
+    for use in uses:
+        make_workspace(state, use.name, base.encode(), USER_MARKS)
+    told: list[str] = []
+    client = hall.connect().client
+    with trio.CancelScope() as scope:
+
+        def cancel() -> None:
+            with Workspace(state, "first") as workspace:
+                told.extend(workspace.state.labels())
+            scope.cancel()
+
+        files = LayeredWorkspaces("child-1", client, uses, Events(cancel))
+        await files.take(client, "ckpt-1")
+    assert scope.cancelled_caught
+    assert told == ["ckpt-1"]
+    for use in uses:
+        with Workspace(state, use.name) as workspace:
+            assert not workspace.state.labels()
 
 
 # spec WS16: what stands in the database is looked at before it names anything
