@@ -46,7 +46,7 @@ from supervisor.llmfd.process import (  # noqa: TC001 - msgspec looks at them
     SharedState,
 )
 from supervisor.llmfd.threads import in_thread
-from supervisor.llmfd.uploads import Upload
+from supervisor.llmfd.uploads import PartialContent
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Mapping
@@ -410,7 +410,7 @@ class FdService:
         if process is None:
             return None
         # Not the process's: that may close at any time, and its child knows no token.
-        upload = Upload(self.store, process.shared.allowance)
+        upload = PartialContent(self.store, process.shared.allowance)
         try:
             while piece := await read():
                 await in_thread(upload.add, piece, share=process.threads)

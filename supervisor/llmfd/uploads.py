@@ -35,7 +35,7 @@ class BegunState(msgspec.Struct):
     writers: list[WriterState]
 
 
-class Upload:
+class PartialContent:
     """A content that comes in pieces.
 
     Args:
@@ -104,7 +104,7 @@ class Uploads:
         self.made = 0
         self._store = store
         self._allowance = allowance
-        self._uploads: dict[str, Upload] = {}
+        self._uploads: dict[str, PartialContent] = {}
         self._lock = ThreadLock()
         self._is_closed = False
 
@@ -129,7 +129,7 @@ class Uploads:
             raise
         return token
 
-    def _begin(self) -> tuple[str, Upload]:
+    def _begin(self) -> tuple[str, PartialContent]:
         """Return a new upload with its token, not in the table yet."""
         with self._lock:
             if len(self._uploads) >= MOST_TOKENS:
@@ -140,16 +140,16 @@ class Uploads:
                 )
                 raise FdError(INVALID_PARAMETER, text)
             self.made += 1
-            return f"t{self.made}", Upload(self._store, self._allowance)
+            return f"t{self.made}", PartialContent(self._store, self._allowance)
 
-    def _remove(self, token: str) -> Upload:
+    def _remove(self, token: str) -> PartialContent:
         """Take an upload from the table: no other thread finds it then (rule 3)."""
         upload = self._uploads.pop(token, None)
         if upload is None:
             raise FdError(INVALID_PARAMETER, f"Unknown token: {token}")
         return upload
 
-    def _enter(self, token: str, upload: Upload) -> None:
+    def _enter(self, token: str, upload: PartialContent) -> None:
         with self._lock:
             if self._is_closed:
                 text = "Cannot store content: the process has ended"
@@ -185,7 +185,7 @@ class Uploads:
         """
         self.made = state.made
         for one in state.writers:
-            upload = Upload(self._store, self._allowance)
+            upload = PartialContent(self._store, self._allowance)
             try:
                 upload.restore(one, memory)
             except FdError:

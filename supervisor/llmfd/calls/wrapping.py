@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from supervisor.llmfd.blob import Content
     from supervisor.llmfd.process import Process
     from supervisor.llmfd.table import LlmFd
-    from supervisor.llmfd.uploads import Upload
+    from supervisor.llmfd.uploads import PartialContent
 
 TOOL_SOURCE = "tool_output"
 INPUT_SOURCE = "user_input"
@@ -59,7 +59,7 @@ def wrap_output(  # noqa: PLR0913 - the parameters of the call
     return wrap(process, content, source, limit, describe_excess(limit))
 
 
-def wrap_upload(process: Process, upload: Upload, source: str) -> bytes:
+def wrap_upload(process: Process, upload: PartialContent, source: str) -> bytes:
     """Return the output of the host's own tool, or the ``fd_result`` of a long one."""
     limit = process.shared.settings.max_output
     return wrap(process, upload.finish(), source, limit, describe_excess(limit))
