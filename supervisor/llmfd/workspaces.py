@@ -124,9 +124,7 @@ class LayeredWorkspaces:
                 found.append(WorkspaceSnapshot(use.name, label))
                 self._tell(use, label, *done)
         except BaseException:
-            with trio.CancelScope(
-                shield=True
-            ):  # bounded like each command on a workspace
+            with trio.CancelScope(shield=True):  # bounded like each command there
                 await self.drop(found)
             raise
         return tuple(found)
