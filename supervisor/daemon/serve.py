@@ -267,9 +267,7 @@ class Daemon:
                 host, config, for_tools, left_services, has_network=True
             ):
                 await self._begin(host, children, nursery, orders, control)
-                if await children.wait_begun(
-                    self._tell_start, unless=self._stop_asked
-                ):
+                if await children.wait_begun(self._tell_start, unless=self._stop_asked):
                     gc.freeze()
                     notifier.ready(_status(children))
                     host.log.write("INFO", f"Serving at {places.control}")
