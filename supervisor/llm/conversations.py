@@ -122,7 +122,7 @@ class _Entry(Generic[T]):
     size_chars: int
 
 
-class Kept(Generic[T]):
+class NamedConversations(Generic[T]):
     """The conversations of a host's clients by name."""
 
     def __init__(self) -> None:
@@ -181,7 +181,7 @@ class PlainDialogues:
 
     def __init__(self, models: Models) -> None:
         self._models = models
-        self.kept: Kept[tuple[Message, ...]] = Kept()
+        self.kept: NamedConversations[tuple[Message, ...]] = NamedConversations()
 
     async def answer(self, turn: ConversationTurn) -> Completion:
         """See ``Dialogues``."""

@@ -152,7 +152,7 @@ async def answer(asker: Asker, http: HttpConnection, request: HttpRequest) -> No
         raise why
     match request.head.method, path:
         case "POST", _ if api is not None:
-            await _Asking(asker, http, request, api).answer()
+            await _ModelRequest(asker, http, request, api).answer()
         case "POST", _ if path == COUNT_TOKENS:
             await _count_tokens(http, request)
         case "GET" | "HEAD", _ if path == MODELS or path.startswith(f"{MODELS}/"):
@@ -170,8 +170,8 @@ async def answer(asker: Asker, http: HttpConnection, request: HttpRequest) -> No
 def _no_door(path: str) -> str:
     if path.startswith("/v1/responses/"):
         return "no response is kept here; send what was said with each request"
-    found = ", ".join((*DOORS, MODELS, COUNT_TOKENS))
-    return f"there is no {path[:200]}; there are {found}"
+    paths = ", ".join((*DOORS, MODELS, COUNT_TOKENS))
+    return f"there is no {path[:200]}; there are {paths}"
 
 
 def _models(asker: Asker, wanted: str) -> bytes:
@@ -279,7 +279,7 @@ async def _leave_with(http: HttpConnection, scope: trio.CancelScope) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Prepared:
+class _ReadyRequest:
     """A request that is ready to be sent.
 
     Attributes:
@@ -297,7 +297,7 @@ class _Prepared:
     size_bytes: int = 0
 
 
-class _Asking:
+class _ModelRequest:
     """One request to a model.
 
     Args:
@@ -326,19 +326,19 @@ class _Asking:
         body = self._request.body
         decoded_bytes = await _reserve_forms(self._request)
         self._models.accounts.begin_window()  # not in a thread: it changes accounts
-        found = await in_thread_if(not is_short(body), self._prepare)
-        if found.size_bytes:
+        ready = await in_thread_if(not is_short(body), self._prepare)
+        if ready.size_bytes:
             # Texts of the translated request; it replaces the body unless it is longer.
-            longer_bytes = max(0, found.size_bytes - len(body))
+            longer_bytes = max(0, ready.size_bytes - len(body))
             reserve(self._memory, decoded_bytes + FORMS * longer_bytes)
-        self._models.note_dropped(self._asker.client, self._api, found.dropped)
+        self._models.note_dropped(self._asker.client, self._api, ready.dropped)
         refusal: RefusedRequestError | None = None
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_leave_with, self._http, nursery.cancel_scope)
             # An exception that leaves a nursery is in a reference cycle, and would keep
             # the request, whose memory is not reserved any more (attack 42).
             try:
-                await self._pass_on(found)
+                await self._pass_on(ready)
             except (TooManyBytesError, NoMemoryError):
                 refusal = TooManyBytesError()
             except HeldQuotaError:
@@ -356,10 +356,10 @@ class _Asking:
             finally:
                 del refusal
 
-    async def _pass_on(self, found: _Prepared) -> None:
+    async def _pass_on(self, ready: _ReadyRequest) -> None:
         """Make a call, and pass its answer on."""
-        call, writer = found.call, found.writer
-        if found.is_stream:
+        call, writer = ready.call, ready.writer
+        if ready.is_stream:
             await _Stream(self._http, writer, self._memory).send(self._models, call)
         else:
             completion = await self._models.gateway.complete(call)
@@ -368,10 +368,10 @@ class _Asking:
             data = await in_thread_if(is_long, writer.whole, completion)
             await self._http.answer(200, data)
 
-    def _prepare(self) -> _Prepared:
+    def _prepare(self) -> _ReadyRequest:
         """Return the request ready to be sent."""
-        found = _read(self._request.body)
-        models, api, asked = self._models, self._api, found.value
+        document = _read(self._request.body)
+        models, api, asked = self._models, self._api, document.value
         try:
             check_request(api, asked, models.section.hosted_tools or "refuse")
         except BadRequestError as why:
@@ -381,9 +381,9 @@ class _Asking:
         model = models.model(name)
         is_stream = bool(asked.get("stream")) and api.streams
         if api in model.apis or (api is EMBEDDINGS and CHAT in model.apis):
-            made = self._pass_unchanged(found, model)
+            made = self._pass_unchanged(document, model)
         elif CHAT in model.apis and api in (RESPONSES, MESSAGES):
-            made = self._translate(found, model, named or name)
+            made = self._translate(document, model, named or name)
         else:
             text = f"model: {name!r} is not asked by {api.path[1:]} here"
             raise _invalid(f"{text}; GET {MODELS} lists what there is")
@@ -391,20 +391,20 @@ class _Asking:
         call = replace(made.call, asked=told, max_retries=0)
         return replace(made, call=call, is_stream=is_stream)
 
-    def _pass_unchanged(self, found: JsonRequest, model: Model) -> _Prepared:
-        api, asked, models = self._api, found.value, self._models
+    def _pass_unchanged(self, document: JsonRequest, model: Model) -> _ReadyRequest:
+        api, asked, models = self._api, document.value, self._models
         section = models.section
         client, node = self._asker.client, self._asker.node
         try:
             check_native(api, asked, section.hosted_tools or "refuse")
         except BadRequestError as why:
             raise _invalid(str(why)) from None
-        size = size_of_request(api, found)
+        size = size_of_request(api, document)
         encode = partial(
             native_request.encode_native,
             api,
             model,
-            found,
+            document,
             temperature=section.temperature if api is CHAT else None,
             drops_hosted_tools=section.hosted_tools == "drop",
         )
@@ -419,20 +419,22 @@ class _Asking:
             options = asked.get("stream_options") or {}
             usage = bool(options.get("include_usage"))
             writer = ChatWriter(models.redactor, name, include_usage=usage)
-            return _Prepared(call, writer)
-        return _Prepared(call, PassedWriter(models.redactor, name, api))
+            return _ReadyRequest(call, writer)
+        return _ReadyRequest(call, PassedWriter(models.redactor, name, api))
 
     def _headers(self) -> dict[str, str]:
         told = self._request.head.headers
         return {name: told[name] for name in told if name in self._api.headers}
 
-    def _translate(self, found: JsonRequest, model: Model, name: str) -> _Prepared:
+    def _translate(
+        self, document: JsonRequest, model: Model, name: str
+    ) -> _ReadyRequest:
         models, api = self._models, self._api
         section = models.section
         try:
             made, writer = translate(
                 api,
-                found.whole_value(),
+                document.whole_value(),
                 name,
                 models.redactor,
                 has_reasoning=model.has_reasoning,
@@ -448,12 +450,12 @@ class _Asking:
             model.name,
             made.body,
             size=size,
-            max_tokens=self._bound(found.value),
+            max_tokens=self._bound(document.value),
             node=self._asker.node,
         )
         betas = tuple(name for name in self._headers() if name in BETAS)
         dropped = (*made.dropped, *betas)
-        return _Prepared(call, writer, False, dropped, size.size_bytes)
+        return _ReadyRequest(call, writer, False, dropped, size.size_bytes)
 
     def _bound(self, asked: Object) -> int | None:
         """Return the smallest bound on the output; None without one."""
@@ -484,17 +486,20 @@ def translate(
     """
     maker: Maker
     if api is MESSAGES:
-        found = messages_request.translate_request(asked, has_reasoning=has_reasoning)
-        maker = messages_writer.MessagesWriter(asked, found, name)
+        translation = messages_request.translate_request(
+            asked, has_reasoning=has_reasoning
+        )
+        maker = messages_writer.MessagesWriter(asked, translation, name)
     else:
-        found = responses_request.translate_request(
+        translation = responses_request.translate_request(
             asked, drops_hosted_tools=drops_hosted_tools
         )
-        if not has_reasoning and found.body.pop("reasoning_effort", None) is not None:
-            found.dropped = (*found.dropped, "reasoning.effort")
+        body = translation.body
+        if not has_reasoning and body.pop("reasoning_effort", None) is not None:
+            translation.dropped = (*translation.dropped, "reasoning.effort")
         now = int(time.time())
-        maker = responses_writer.ResponsesWriter(asked, found, name, now)
-    return found, TranslatedWriter(redactor, api, maker)
+        maker = responses_writer.ResponsesWriter(asked, translation, name, now)
+    return translation, TranslatedWriter(redactor, api, maker)
 
 
 def _waiting(

@@ -212,7 +212,7 @@ OnEvent: TypeAlias = "Callable[[Object, bool], Awaitable[None]]"
 
 
 @dataclass(frozen=True, slots=True)
-class _Paid:
+class _ReservedCall:
     """A call and its reservations (spec L10, FL7).
 
     Attributes:
@@ -324,7 +324,7 @@ class Gateway:
             code=self._plain_code(code),
         )
 
-    async def _reserve(self, call: Call, request: Request) -> _Paid:
+    async def _reserve(self, call: Call, request: Request) -> _ReservedCall:
         """Reserve a call at its accounts, in its fleet's slices and in the ledger.
 
         Raises:
@@ -360,11 +360,11 @@ class Gateway:
             raise
         call.node.refusals = 0
         number = self._spending.reserve(reserved.amounts)
-        return _Paid(call, reserved, number, payer, name, time.monotonic())
+        return _ReservedCall(call, reserved, number, payer, name, time.monotonic())
 
     async def _exchange(
         self,
-        paid: _Paid,
+        paid: _ReservedCall,
         request: Request,
         answer: AnswerReader,
         memory: MemoryReservation,
@@ -383,7 +383,7 @@ class Gateway:
         return await in_thread_if(is_large, self._finish, answer)
 
     def _settle(
-        self, paid: _Paid, request: Request, answer: AnswerReader, outcome: str
+        self, paid: _ReservedCall, request: Request, answer: AnswerReader, outcome: str
     ) -> None:
         """Charge a call's use, or nothing if it was not made (spec L10, L11).
 
@@ -541,7 +541,7 @@ async def _pass_on(
         await trio.lowlevel.cancel_shielded_checkpoint()
 
 
-def _use(paid: _Paid, answer: AnswerReader) -> tuple[Usage, float]:
+def _use(paid: _ReservedCall, answer: AnswerReader) -> tuple[Usage, float]:
     """Return a call's use, and its least cost in weighted tokens."""
     call, reserved = paid.call, paid.reserved
     try:

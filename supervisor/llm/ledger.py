@@ -109,7 +109,7 @@ class Charge:
 
 
 @dataclass(frozen=True, slots=True)
-class Reserved:
+class LedgerReservation:
     """The worst cost of a call for one account, before the call is sent."""
 
     call: int
@@ -186,7 +186,7 @@ class _File:
         return (float(row[0]), int(row[1])) if row else (0.0, 0)
 
     def write(
-        self, charges: list[Charge], reserved: list[Reserved], ended: list[int]
+        self, charges: list[Charge], reserved: list[LedgerReservation], ended: list[int]
     ) -> list[tuple[float, int]]:
         """Write all in one transaction; return the total of each charged account.
 
@@ -257,7 +257,7 @@ class Spending:
         self._period = self._period_now()
         self._waiting: dict[tuple[str, str], Charge] = {}
         self._calls = 0
-        self._reserved: dict[int, list[Reserved]] = {}  # not written yet
+        self._reserved: dict[int, list[LedgerReservation]] = {}  # not written yet
         self._ended: list[int] = []  # written, but not removed yet
         self._turn = trio.Lock()
         self._file = None
@@ -350,7 +350,9 @@ class Spending:
         self._calls += 1
         if self._file is not None:
             self._reserved[self._calls] = [
-                Reserved(self._calls, self._accounts[node], self._period, amount)
+                LedgerReservation(
+                    self._calls, self._accounts[node], self._period, amount
+                )
                 for node, amount in amounts
                 if node in self._accounts
             ]
@@ -423,7 +425,7 @@ class Spending:
     def _put_back(
         self,
         charges: list[Charge],
-        reserved: dict[int, list[Reserved]],
+        reserved: dict[int, list[LedgerReservation]],
         ended: list[int],
     ) -> None:
         for charge in charges:

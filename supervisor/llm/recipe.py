@@ -30,7 +30,7 @@ class Off(msgspec.Struct, forbid_unknown_fields=True):
     update: str
 
 
-class Tried(msgspec.Struct, forbid_unknown_fields=True):
+class TrialResults(msgspec.Struct, forbid_unknown_fields=True):
     """The results of trying an agent: ``yes``, ``no`` or in part.
 
     Attributes:
@@ -72,7 +72,7 @@ class Recipe(msgspec.Struct, forbid_unknown_fields=True):
     limits: str = ""
     packages: dict[str, list[str]] = {}
     llm: dict[str, int | str] = {}
-    tried: Tried | None = None
+    tried: TrialResults | None = None
     reason: str = ""
 
     def row(self) -> dict[str, Any]:

@@ -19,7 +19,11 @@ from typing import TYPE_CHECKING
 import trio
 
 from protocol import fdxml
-from supervisor.llm.conversations import ChosenPreset, ConversationTurn, Kept
+from supervisor.llm.conversations import (
+    ChosenPreset,
+    ConversationTurn,
+    NamedConversations,
+)
 from supervisor.llmfd import FdError, Param, Tool
 from supervisor.llmfd.arguments import FDS, STRING, STRINGS
 from supervisor.llmfd.calls.wrapping import describe_excess, wrap
@@ -69,7 +73,7 @@ class Conversations:
     def __init__(self, service: FdService, model: LoopModel) -> None:
         self.loop = ToolLoop(model)
         self._service = service
-        self.kept: Kept[Process] = Kept()
+        self.kept: NamedConversations[Process] = NamedConversations()
         for tool in self._tools():
             service.tools[tool.name] = tool
         service.summarizer = self.loop

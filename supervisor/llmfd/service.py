@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
     from hostlib.log import Log
     from supervisor.fsproxy.ports import ChildView
-    from supervisor.llm.conversations import Kept
+    from supervisor.llm.conversations import NamedConversations
     from supervisor.llmfd import Summarizer, Tool
     from supervisor.llmfd.blob import Blob
     from vfs.filesystem import Client, Filesystem
@@ -170,7 +170,7 @@ class FdService:
         self.store = store
         self.summarizer: Summarizer | None = None
         self.gone_hooks: list[Callable[[Client], None]] = []
-        self.kept: Kept[Process] | None = None
+        self.kept: NamedConversations[Process] | None = None
         self.temporary: str | None = None
         self.journal = Journal(-1, lambda _: None)
         self._restoring: _Restoring | None = None
