@@ -536,7 +536,7 @@ class Member:
         if base.node == node.name:
             return WorkspaceUse(name, base.path, "review", state_dir)
         with trio.CancelScope() as scope:
-            self._fetches[life.child] = scope, life
+            own = self._fetches[life.child] = scope, life
             try:
                 path = await self.bases.ready(base)
                 return WorkspaceUse(name, path, "review", state_dir)
@@ -550,7 +550,9 @@ class Member:
                 self._report(node, life, "failed", reason=str(why))
                 return None
             finally:
-                del self._fetches[life.child]
+                # A later session may have placed the child here again meanwhile.
+                if self._fetches.get(life.child) == own:
+                    del self._fetches[life.child]
         self._report(node, life, "ended", reason="ended before it began")
         return None
 
