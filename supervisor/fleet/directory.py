@@ -11,6 +11,7 @@ Rules of this file.
 3. A message of another session than the node's own changes no node and no child.
 4. A node's lease is the longest that any directory has told its session: it may reckon
    by that one until it has heard of another.
+5. An order that is refused changes nothing: it has no step that could be stored.
 """
 
 from __future__ import annotations
@@ -544,7 +545,6 @@ class Directory:
             FleetError: there is no such node, or it is not lost.
         """
         step = Step()
-        self._expire(now, step)
         if name not in self._nodes:
             raise FleetError(f"cannot forget {name!r}: no such node; see `fleet ps`")
         action = self._on_node(name, NodeEvent.FORGET, "forgotten", now, step)
@@ -627,7 +627,6 @@ class Directory:
             FleetError: there is none of that name, or with another id.
         """
         step = Step()
-        self._expire(now, step)
         row = self._children.get(self._names.get(name, ""))
         if row is None or child not in (None, row.id):
             raise FleetError(f"cannot end {name!r}: no such child; see `fleet ps`")

@@ -15,13 +15,14 @@ import heapq
 import random
 from collections import defaultdict
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 import msgspec
 
 from supervisor.fleet import node as on_node
-from supervisor.fleet.directory import Directory, PlacementRequest
+from supervisor.fleet.directory import Directory, FleetError, PlacementRequest
 from supervisor.fleet.fence import FencedError
 from supervisor.fleet.held_slices import (
     HeldRow,
@@ -166,6 +167,7 @@ class Simulation:
 
     def __init__(self, seed: int, rules: Rules) -> None:
         self.random = random.Random(seed)
+        self.seed = seed
         has_leases = seed % 2 == 0
         self._leases = random.Random(seed) if has_leases else None
         self.rules = rules
@@ -617,6 +619,10 @@ class Simulation:
             self.at(1 + draw() * 20, self._spawn, f"child{number}")
         for _ in range(4):
             self.at(5 + draw() * 30, self._kill, f"child{self.random.randrange(8)}")
+        orders = random.Random(self.seed)
+        for number in range(int(FAULTS_S / TICK_S)):
+            at_s = (number + orders.random()) * TICK_S
+            self.at(at_s, self._order_in_vain)
         for machine in self.machines.values():
             for _ in range(self.random.randrange(4, 30)):
                 worst = self.random.choice([0.5, 2.0, 8.0, 20.0]) * draw()
@@ -641,6 +647,18 @@ class Simulation:
         if any(child.name == name for child in self.directory.ps().children):
             now = self._moment(self._directory_clock)
             self._carry_out(self.directory.kill(name, "TERM", now))
+
+    def _order_in_vain(self) -> None:
+        self._to(self._directory_process, self._refuse_there)
+
+    def _refuse_there(self) -> None:
+        """Give the directory orders that it refuses: it has no step to store then."""
+        assert self.directory is not None
+        now = self._moment(self._directory_clock)
+        with suppress(FleetError):
+            self.directory.kill("nobody", "TERM", now)
+        with suppress(FleetError):
+            self.directory.forget("nobody", now)
 
     def _wish(self, machine: Machine, worst: float) -> None:
         self._to(machine.process, machine.unsent.append, worst)
@@ -737,6 +755,7 @@ class Simulation:
     def _check_end(self) -> None:
         assert self.directory is not None
         self._check_told(self.directory)
+        self._check_stored(self.directory)
         self._check_returned(self.directory)
 
     def _check_told(self, directory: Directory) -> None:
@@ -763,6 +782,18 @@ class Simulation:
                 raise Violation(f"told: {child} waits beside free places")
         if any(node.state != "up" for node in shown.nodes):
             raise Violation(f"told: {shown.nodes} after the network is whole")
+
+    def _check_stored(self, directory: Directory) -> None:
+        """FL2: a directory that begins anew would know the same."""
+        stored = [(table, key, row) for (table, key), row in self._store.items()]
+        now = self._moment(self._directory_clock)
+        again, shown = Directory(self._epoch + 1, stored, now).ps(), directory.ps()
+        for was, now_is in (
+            (shown.nodes, again.nodes),
+            (shown.children, again.children),
+        ):
+            for row in set(was).symmetric_difference(now_is):
+                raise Violation(f"FL2 {row} is not the same in the store")
 
     def _check_returned(self, directory: Directory) -> None:
         """Tokens neither charged, written off nor held by a node are free again."""

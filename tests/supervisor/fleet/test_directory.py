@@ -547,6 +547,23 @@ def test_a_lost_node_can_be_forgotten_and_no_other(scene: Scene) -> None:
         scene.directory.forget("z", scene.now)
 
 
+# spec FL4: what a refused order comes across would be stored by nothing.
+def test_a_refused_order_changes_nothing(scene: Scene) -> None:
+    scene.spawn("web", program=ALWAYS, needs=Needs(node="a"))
+    scene.now_s += LEASE_S
+    before = scene.directory.ps()
+    with pytest.raises(FleetError, match="no such child"):
+        scene.directory.kill("nobody", "TERM", scene.now)
+    with pytest.raises(FleetError, match="no such node"):
+        scene.directory.forget("nobody", scene.now)
+    assert scene.directory.ps() == before
+    scene.wait(0.1)
+    shown = scene.directory.ps()
+    assert [node.state for node in shown.nodes] == ["lost", "lost"]
+    scene.restart()
+    assert scene.directory.ps() == shown
+
+
 # spec FL2
 def test_children_that_are_over_are_listed_up_to_a_bound(scene: Scene) -> None:
     scene.join("c", capacity=MOST_OVER + 5)
