@@ -13,6 +13,7 @@ import trio
 from hostlib.readiness import wait_readable
 from hostlib.unix_names import short_name
 from supervisor.control.client import VERSION
+from supervisor.control.lines import LineReader, LineTooLongError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator
@@ -118,13 +119,12 @@ async def _answers(
     stream: trio.SocketStream, path: str, do: str, args: dict[str, Any]
 ) -> AsyncGenerator[_Answer, None]:
     question = {"v": VERSION, "do": do, "args": args}
-    pending = b""
+    reader = LineReader()
     try:
         with trio.fail_after(SILENT_S):
             await stream.send_all(json.dumps(question).encode() + b"\n")
         while data := await _receive_soon(stream):
-            *lines, pending = (pending + data).split(b"\n")
-            for line in lines:
+            for line in reader.feed(data):
                 yield msgspec.json.decode(line, type=_Answer)
     except trio.BrokenResourceError:
         return
@@ -133,7 +133,7 @@ async def _answers(
             f"the daemon at {path!r} does not answer within {SILENT_S:g} s: it is stopped"
             " or very busy; try again, or start it again"
         ) from None
-    except msgspec.DecodeError as why:
+    except (msgspec.DecodeError, LineTooLongError) as why:
         raise DaemonError(f"cannot read the daemon's answer: {why}") from None
 
 

@@ -1,5 +1,5 @@
 """The control socket: questions, orders and streams, on both of its ends.
 
-Public: `bases`, `blockers`, `client`, `fleet`, `networks`, `orders`, `server`,
-`streams`.
+Public: `bases`, `blockers`, `client`, `fleet`, `lines`, `networks`, `orders`,
+`server`, `streams`.
 """

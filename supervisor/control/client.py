@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 from hostlib.messages import CommandError, ReaderGone
 from hostlib.paths import CONTROL_VARIABLE, usual_control_paths
 from hostlib.unix_names import is_deaf, short_name
+from supervisor.control.lines import LineReader, LineTooLongError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
@@ -54,9 +55,6 @@ QUESTIONS = ("ps", "clients", "files", "stats", "leaks", "quota")
 TIMEOUT_S = 10.0
 """Bounds a whole question, as on the host's side; for an order or a stream, the wait
 for the first byte and for each next one."""
-
-MAX_REPLY_BYTES = 256 * 1024 * 1024
-"""Longest answer: a row has some 300 bytes, a host a million files."""
 
 NO_LOG = "no log of"
 """Begins the refusal of a log that is not there, as of a child that said nothing."""
@@ -186,8 +184,8 @@ class Exchange:
         self._path = path
         self._may_last = do in LASTING
         self._timeout_s = timeout_s
-        self._parts: list[bytes] = []
-        self._size = 0
+        self._reader = LineReader()
+        self._reply = b""
         self._line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             _connect(self._line, path, timeout_s if connect_s is None else connect_s)
@@ -222,9 +220,13 @@ class Exchange:
             raise ControlError(text) from None
         if self._may_last:
             self.until_s = time.monotonic() + self._timeout_s
-        self._parts.append(part)
-        self._size += len(part)
-        return not part or b"\n" in part or self._size > MAX_REPLY_BYTES
+        try:
+            lines = self._reader.feed(part)
+        except LineTooLongError:
+            return True
+        if lines:
+            self._reply = lines[0]
+        return not part or bool(lines)
 
     def result(self) -> Any:
         """Return the answer, once the last part is there.
@@ -232,7 +234,7 @@ class Exchange:
         Raises:
             ControlError: the host refuses, or the reply is no answer.
         """
-        return _result(self._path, b"".join(self._parts))
+        return _result(self._path, self._reply)
 
     def close(self) -> None:
         """Close the connection; the host skips an order that it has not begun."""
@@ -297,16 +299,15 @@ def _lines(
         TimeoutError: not even a heart-beat was received.
         ConnectionError: the host has ended.
     """
-    rest = b""
+    lines = LineReader()
     until_s = time.monotonic() + TIMEOUT_S
     while True:
         found = _wait(line, reader, beside(), until_s)
         if line.fileno() in found:
             data = line.recv(_RECEIVE_BYTES)
-            *lines, rest = (rest + data).split(b"\n")
-            yield from lines
+            yield from lines.feed(data)
             if not data:
-                if rest:
+                if rest := lines.rest():
                     yield rest
                 raise ConnectionResetError
             until_s = time.monotonic() + TIMEOUT_S
@@ -374,10 +375,9 @@ def _connect(line: socket.socket, path: str, timeout_s: float) -> None:
         raise ControlError(f"cannot ask {path!r}: {why.strerror or why}") from None
 
 
-def _result(path: str, reply: bytes) -> Any:
-    text, newline, _ = reply.partition(b"\n")
+def _result(path: str, line: bytes) -> Any:
     try:
-        answer = json.loads(text) if newline else None
+        answer = json.loads(line)
     except ValueError:  # neither JSON nor UTF-8
         answer = None
     if not isinstance(answer, dict) or answer.get("v") != VERSION:

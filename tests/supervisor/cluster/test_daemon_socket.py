@@ -14,11 +14,13 @@ import trio.testing
 
 from hostlib.log import Log
 from hostlib.threads import in_thread
+from hostlib.unix_listener import listen_at
 from supervisor.cluster import daemon_socket
 from supervisor.cluster.daemon_socket import DaemonError
 from supervisor.cluster.node_service import JoinState, NodeService
 from supervisor.cluster.orders import NodeOrder
 from supervisor.cluster.requests import FleetUnavailableError, RequestError
+from supervisor.control import lines
 from supervisor.fleet.messages import VERSION
 from tests.helpers.fleetnode import StandIn
 
@@ -78,6 +80,24 @@ async def test_a_node_outlives_a_time_without_free_descriptors(tmp_path: Path) -
     with silent_daemon(control), no_more_files():
         with pytest.raises(DaemonError, match="raise the number of open files"):
             await daemon_socket.ask(control, "ps", {})
+
+
+# spec FL1
+async def test_an_answer_of_any_length_is_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lines, "MAX_LINE_BYTES", 1000)
+
+    async def speak() -> None:
+        connection = await listener.accept()
+        async with connection:
+            await connection.send_all(b'{"v":1,"ok":true}'.ljust(1001))
+
+    async with listen_at(f"{tmp_path}/control") as listener:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(speak)
+            with pytest.raises(DaemonError, match="a line has more than 1000 bytes"):
+                await daemon_socket.ask(f"{tmp_path}/control", "ps", {})
 
 
 # spec FL11
