@@ -10,11 +10,12 @@ import errno
 import os
 import socket
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
 
 import msgspec
 
+from hostlib.accounts import Account
 from hostlib.linux.tcp import disconnect
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ class InnerSockets:
         has_v6: whether the namespace has v6.
         make: makes one more of each family that is listed; None where that cannot be
             done.
+        account: charged for as many descriptors as these are, in use or not.
     """
 
     dns_datagram: socket.socket
@@ -61,6 +63,7 @@ class InnerSockets:
     stock: list[socket.socket]
     has_v6: bool
     make: Callable[[Sequence[int]], Awaitable[list[socket.socket]]] | None = None
+    account: Account[int] = field(default_factory=Account)
 
     @classmethod
     def restore(cls, state: SocketsState) -> Self:
@@ -132,6 +135,11 @@ class InnerSockets:
             if sock.family == family:
                 return self.stock.pop(place)
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    def discard(self, sock: socket.socket) -> None:
+        """Close one that cannot be used again."""
+        sock.close()
+        self.account.record(-1)
 
     def close(self) -> None:
         """Close all of them."""

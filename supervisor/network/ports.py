@@ -145,7 +145,7 @@ class Ports:
             made.insert(0, v4 or self._bind(socket.AF_INET, port))
         except OSError:
             for sock in made:
-                sock.close()
+                self._sockets.discard(sock)
             raise
         return tuple(made)
 
@@ -158,7 +158,7 @@ class Ports:
             sock.bind((_ANY[family], port))
             sock.listen(BACKLOG)
         except OSError:
-            sock.close()
+            self._sockets.discard(sock)
             raise
         return sock
 
@@ -170,6 +170,7 @@ class Ports:
         old = self._sockets.dns_stream if is_dns else self._sockets.proxy
         self._listeners.remove(old)
         close_socket(old)
+        self._sockets.discard(old)
         if is_dns:
             self._sockets.dns_stream = new
         else:

@@ -95,7 +95,7 @@ class SocketStock:
         try:
             disconnect(sock)
         except OSError:
-            sock.close()
+            self._sockets.discard(sock)
             return
         self._sockets.stock.append(sock)
         self._freed.set()

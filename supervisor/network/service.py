@@ -274,7 +274,7 @@ class NetworkService:
         """
         identity = ChildIdentity(child.id, child.spec.name)
         additions = Additions(self._host.launcher, sockets.dns_datagram)
-        sockets.make = partial(self._make_more, additions, sockets, stack)
+        sockets.make = partial(self._make_more, additions, sockets)
         bounds = _bounds_of(child.spec, additions)
         network = ChildNetwork(
             identity, settings, sockets, self._outside, bounds, state
@@ -288,15 +288,16 @@ class NetworkService:
             stack.callback(self._by_client.pop, client_id)
         self._inner_fds[child.id] = sockets.dns_datagram.fileno()
         stack.callback(self._inner_fds.pop, child.id)
-        count = len(sockets.descriptors())
-        stack.enter_context(self._host.fs.descriptor_account.holding(count))
+        account = sockets.account
+        account.record(len(sockets.descriptors()))
+        account.join(self._host.fs.descriptor_account)
+        stack.callback(lambda: account.record(-account.used))
         network.start(self._nursery)
 
     async def _make_more(
         self,
         additions: Additions,
         sockets: InnerSockets,
-        stack: AsyncExitStack,
         families: Sequence[int],
     ) -> list[socket.socket]:
         """Return one more socket of each family that is listed, of a child's namespace.
@@ -305,17 +306,19 @@ class NetworkService:
             OSError: they cannot be made, the host has too few descriptors left, or the
                 child has ended meanwhile.
         """
-        descriptors, count = self._host.fs.descriptor_account, len(families)
-        if not descriptors.charge(count):
+        count = len(families)
+        promise = sockets.account.reserve(count)
+        if promise is None:
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-        with ExitStack() as undo:
-            undo.callback(descriptors.record, -count)
+        try:
             made = await additions.make_sockets(families)
             if sockets.dns_datagram.fileno() < 0:
                 for sock in made:
                     sock.close()
                 raise OSError(errno.ESRCH, "the child has ended")
-            stack.callback(undo.pop_all().close)
+            promise.settle(count)
+        finally:
+            promise.release()
         return made
 
     # Handed over

@@ -90,8 +90,9 @@ def listening(table):
     return sorted(int(row[1].split(":")[1], 16) for row in rows if row[3] in ("0A", "07"))
 
 def listen(port, host="127.0.0.1"):
-    sock = socket.socket()
+    sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     sock.bind((host, port))
+    return sock
 """
 
 RULES = ("example.com", "db.example.com:5432", "10.1.2.3:80", "[2001:db8:7::]/64:80")
@@ -343,6 +344,26 @@ async def test_more_ports_than_the_stock_can_be_allowed_live(scene: Scene) -> No
     assert now - held == account.used - used > 0
     await puppet.kill()
     assert not scene.held()
+
+
+# I1, spec NET12: an order that fails again and again uses up nothing of the host.
+@pytest.mark.nobody
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
+async def test_sockets_of_an_order_that_fails_are_given_back(
+    scene: Scene, address: str
+) -> None:
+    puppet = await scene.puppet()
+    account = scene.stage.host.fs.descriptor_account
+    others = account.used - len(scene.held())
+    await puppet.do(f"globals().update(own=listen(8000, {address!r}))")
+    for _ in range(2 * STOCK):  # more than there are at first
+        with pytest.raises(RuleError, match="the child listens on it itself"):
+            await scene.service.change_network(
+                puppet.child.id, ["example.com:8000"], [], cut=False
+            )
+        assert account.used - len(scene.held()) == others
+    await puppet.kill()
+    assert account.used == 0
 
 
 # I1: a child that ends while sockets are made for it keeps none of them.
