@@ -5,13 +5,16 @@ imports it before it has children, ``run`` never.  Writing a line imports nothin
 process can block the opening of a file, and so the host.  Levels are loguru's names.
 
 Writing never waits: lines that a pipe or terminal does not take at once are counted, and
-the count is written when it takes lines again.
+the count is written when it takes lines again.  For that the first log opens the pipe or
+terminal anew, non-blocking.  If this user may not open it (a terminal of another user), a
+line may wait for a terminal that has room for a part of it.
 """
 
 from __future__ import annotations
 
 import os
 import select
+import stat
 import sys
 import time
 import warnings
@@ -59,6 +62,7 @@ class Log:
             as_json = sys.stderr is None or not sys.stderr.isatty()
         self.is_json = as_json
         self._logger: Logger | None = None
+        _stderr.reopen()
 
     def writes(self, level: str) -> bool:
         """Return whether lines of a level are written."""
@@ -163,6 +167,9 @@ class _Lines(TextIOBase):
 
     def write(self, text: str) -> int:
         *lines, self._begun = (self._begun + text).split("\n")
+        if len(self._begun) >= LINE_BYTES:  # without an end it would grow for ever
+            lines.append(self._begun)
+            self._begun = ""
         for line in lines:
             if line.strip():
                 self._log.write_stray(line)
@@ -231,7 +238,10 @@ def _put_text(level: str, text: str) -> None:
 
 
 class _Stderr:
-    """Descriptor 2; it is shared with other processes, so it is not made non-blocking.
+    """Descriptor 2, and a description of its own of the pipe or terminal behind it.
+
+    The description of descriptor 2 is shared with other processes, so it is not made
+    non-blocking.
 
     Attributes:
         lost: number of lines that were dropped since the last written one.
@@ -239,22 +249,44 @@ class _Stderr:
 
     def __init__(self) -> None:
         self.lost = 0
+        self._fd = -1  # non-blocking; -1: only descriptor 2
+        self._is_cut = False  # the terminal took only a part of the last line
+
+    def reopen(self) -> None:
+        """Open the pipe or terminal behind descriptor 2, once."""
+        if self._fd >= 0:
+            return
+        with suppress(OSError):  # not permitted, no stderr or no /proc
+            if stat.S_ISFIFO(os.fstat(2).st_mode) or os.isatty(2):
+                flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+                self._fd = os.open("/proc/self/fd/2", flags)
 
     def write(self, line: bytes, *, as_json: bool = False) -> None:
         """Write a line of at most ``LINE_BYTES``, or count it as lost."""
-        if self.lost and self._is_ready():
+        if self.lost:
             text = f"{self.lost} lines of log are missing here: stderr was full"
-            os.write(2, json_line("WARNING", text) if as_json else f"{text}\n".encode())
-            self.lost = 0
-        if self._is_ready():
-            os.write(2, line)
-        else:
+            note = json_line("WARNING", text) if as_json else f"{text}\n".encode()
+            if self._is_taken(note):
+                self.lost = 0
+        if self.lost or not self._is_taken(line):
             self.lost += 1
 
-    @staticmethod
-    def _is_ready() -> bool:
-        # Then a pipe takes PIPE_BUF bytes at least, without a wait (pipe(7)).
-        return bool(select.select((), (2,), (), 0)[1])
+    def _is_taken(self, line: bytes) -> bool:
+        """Write a line without waiting; return whether all of it was taken."""
+        if self._fd < 0:
+            # A ready pipe takes PIPE_BUF bytes at least (pipe(7)).
+            if not select.select((), (2,), (), 0)[1]:
+                return False
+            os.write(2, line)
+            return True
+        if self._is_cut:
+            line = b"\n" + line
+        try:
+            taken = os.write(self._fd, line)
+        except BlockingIOError:
+            return False
+        self._is_cut = taken < len(line)
+        return not self._is_cut
 
 
 _stderr = _Stderr()

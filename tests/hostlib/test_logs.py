@@ -3,8 +3,10 @@
 import json
 import os
 import re
+import select
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
 
@@ -58,3 +60,71 @@ def test_a_first_line_takes_no_descriptor() -> None:
 def test_as_text_likewise(line: int) -> None:
     form = r"\d\d:\d\d:\d\d\.\d{3} (ERROR  |WARNING) (none\? left|some again)"
     assert re.fullmatch(form, said("text")[line])
+
+
+UNREAD = """
+import os, sys
+from hostlib.log import Log
+log = Log("WARNING", as_json=False)
+for number in range(2000):
+    log.write("WARNING", f"line {number} " + "x" * 100)
+print("blocking" if os.get_blocking(2) else "changed", flush=True)
+sys.stdin.readline()
+log.write("WARNING", "the last")
+"""
+
+
+def read_all(reader: int) -> bytes:
+    """Return what can be read at once."""
+    said = b""
+    while select.select([reader], (), (), 0)[0]:
+        said += os.read(reader, 65_536)
+    return said
+
+
+# Nobody reads it: the host serves on, and its other holders still may wait for it.
+@pytest.mark.parametrize("opened", [os.openpty, os.pipe])
+def test_a_log_that_nobody_reads(opened: Callable[[], tuple[int, int]]) -> None:
+    reader, writer = opened()
+    with subprocess.Popen(
+        [sys.executable, "-c", UNREAD],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=writer,
+        env={**os.environ, **ENVIRONMENT},
+    ) as host:  # fmt: skip
+        try:
+            assert host.stdout is not None
+            assert host.stdin is not None
+            assert select.select([host.stdout], (), (), TIMEOUT_S)[0]
+            assert host.stdout.readline() == b"blocking\n"
+            said = read_all(reader)
+            host.stdin.write(b"\n")
+            host.stdin.close()
+            assert not host.wait(TIMEOUT_S)
+        finally:
+            host.kill()
+    said += read_all(reader)
+    os.close(reader)
+    os.close(writer)
+    lines = said.decode().splitlines()
+    assert len(lines) < 2000
+    assert re.search(r"\d+ lines of log are missing here: ", lines[-2])
+    assert lines[-1].endswith("the last")
+
+
+ENDLESS = """
+import sys
+from hostlib.log import Log
+Log("WARNING", as_json=True).take_stderr()
+for _ in range(1000):
+    sys.stderr.write("x" * 10)
+"""
+
+
+def test_text_without_an_end_of_line_is_written() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", ENDLESS],
+        check=True, stderr=subprocess.PIPE, timeout=TIMEOUT_S,
+        env={**os.environ, **ENVIRONMENT},
+    )  # fmt: skip
+    lines = [json.loads(line) for line in done.stderr.splitlines()]
+    assert [set(line["message"]) for line in lines] == [{"x"}, {"x"}]
