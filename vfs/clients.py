@@ -184,6 +184,8 @@ class OpenFile:
         entry: the reserved directory entry of a staged file; None if none is reserved.
         must_replace: no entry could be reserved at the close, so it may only replace.
         entry_is_due: its name may be new, and must be synced with the file.
+        unpublished_bytes: the charge for a staged file's content.
+        frees_in_thread: it was removed; the thread that closes it measures its content.
         is_plain: a write is only one pwrite at the offset, and a close one close.
     """
 
@@ -193,6 +195,7 @@ class OpenFile:
         "entry",
         "entry_is_due",
         "fileno",
+        "frees_in_thread",
         "handle",
         "is_plain",
         "is_top_level",
@@ -205,6 +208,7 @@ class OpenFile:
         "opened_at",
         "place",
         "staged",
+        "unpublished_bytes",
     )
 
     def __init__(  # noqa: PLR0913, PLR0917 - the columns of the table
@@ -233,6 +237,8 @@ class OpenFile:
         self.place = place
         self.ledger = ledger
         self.staged = staged
+        self.unpublished_bytes = 0
+        self.frees_in_thread = False
         durability = "none" if place is None else place.durability
         self.durability = durability
         self.entry_is_due = durability != "none" and mode.creates and not staged
@@ -298,6 +304,8 @@ class OpenFile:
         )
         file.opened_at = state.opened_at
         file.offset = state.offset
+        if file.staged and file.ledger is not None:
+            file.unpublished_bytes = handle.size()
         if state.has_reserved:
             file.entry = Reservation([(account, 1) for account in ledger.files.path()])
         return file
@@ -367,20 +375,25 @@ class OpenFile:
 
     # Charges, if growth is bounded
 
-    def charge_growth(self, size: int) -> int:
+    def charge_growth(self, size: int, old_size: int | None = None) -> int:
         """Charge the growth by a write of ``size`` bytes, and return it.
+
+        Args:
+            size: bytes of the write.
+            old_size: of the file; None: it is asked for here, so the file is not distant.
 
         Raises:
             OSError: ``EDQUOT``: the growth passes a limit; ``EFBIG``: the size does.
         """
         if self.ledger is None or not size:
             return 0
-        old_size = self.handle.size()
+        if old_size is None:
+            old_size = self.handle.size()
         start = old_size if self.mode.appends else self.offset
         _check_file_size(self.ledger, start + size)
         return self._charge(self.ledger, max(0, start + size - old_size))
 
-    def charge_size(self, size: int) -> int:
+    def charge_size(self, size: int, old_size: int) -> int:
         """Charge the growth by a new size, negative for a smaller one, and return it.
 
         Raises:
@@ -389,32 +402,25 @@ class OpenFile:
         if self.ledger is None:
             return 0
         _check_file_size(self.ledger, size)
-        return self._charge(self.ledger, size - self.handle.size())
+        return self._charge(self.ledger, size - old_size)
 
-    @staticmethod
-    def _charge(ledger: Ledger, growth: int) -> int:
+    def _charge(self, ledger: Ledger, growth: int) -> int:
         if not ledger.size_bytes.charge(growth):
             raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+        if self.staged:
+            self.unpublished_bytes += growth
         return growth
 
     def give_back(self, growth: int) -> None:
         """Give back a charge for growth that did not happen."""
         if self.ledger is not None:
             self.ledger.size_bytes.charge(-growth)
+            if self.staged:
+                self.unpublished_bytes -= growth
 
-    @property
-    def staged_growth(self) -> int:
-        """The charge for content that has not been published, bytes."""
-        bounded = self.staged and self.ledger is not None
-        return self.handle.size() if bounded else 0
-
-    def give_back_staged(self, growth: int) -> None:
-        """Give back the charges of a staged file that is not published.
-
-        Args:
-            growth: its ``staged_growth``.
-        """
-        self.give_back(growth)
+    def give_back_staged(self) -> None:
+        """Give back the charges of a staged file that is not published."""
+        self.give_back(self.unpublished_bytes)
         self._release_entry()
 
     def reserve_entry(self) -> None:
@@ -445,13 +451,13 @@ class OpenFile:
         if entry is not None:
             entry.release()
 
-    def give_back_removed(self, ledger: Ledger) -> None:
-        """Give back the charge of a removed file's content, at its last close.
+    def freed_bytes(self) -> int:
+        """Return the bytes that the last close of a removed file frees.
 
-        Precondition: a client of this ledger removed its last name (``OpenSet.removed``).
+        Precondition: a client of its ledger removed its last name (``OpenSet.removed``).
         """
-        if not self.handle.links():  # it may have got another name since
-            ledger.size_bytes.charge(-self.handle.size())
+        # It may have got another name since.
+        return 0 if self.handle.links() else self.handle.size()
 
     # The end
 

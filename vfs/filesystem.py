@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import errno
 import os
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import trio
@@ -387,8 +387,9 @@ class Filesystem:
             on_turn: called just before it is charged.
         """
         async with turn_of(file.ledger):
+            old_size = await _wait_size(file)
             on_turn()
-            growth = file.charge_growth(len(data))
+            growth = file.charge_growth(len(data), old_size)
             try:
                 await in_thread(file.write, data, share=file.client.ledger.threads)
             except BaseException:
@@ -414,7 +415,7 @@ class Filesystem:
     @staticmethod
     async def _truncate(file: OpenFile, size: int) -> None:
         """Set a file's size; the caller has the turn."""
-        growth = file.charge_size(size)
+        growth = file.charge_size(size, await _wait_size(file))
         try:
             threads = file.client.ledger.threads
             await in_thread(file.handle.truncate, size, share=threads)
@@ -437,7 +438,8 @@ class Filesystem:
             await self._truncate(file, 0)
         except BaseException:
             self._forget(file)
-            file.abandon()
+            with trio.CancelScope(shield=True), suppress(OSError):
+                await self._end(file, file.abandon)
             raise
         file.must_empty = False
 
@@ -476,21 +478,30 @@ class Filesystem:
 
         If no thread can be started, the file is abandoned here (I1).
         """
+        freed_bytes = 0
+
+        def end() -> T:
+            nonlocal freed_bytes
+            if file.frees_in_thread:
+                with suppress(OSError):  # its server has gone: it stays charged
+                    freed_bytes = file.freed_bytes()
+            return call()
+
         self._closing[file] = file.handle.descriptors()
         try:
-            return await in_thread(call, share=file.client.ledger.threads)
+            return await in_thread(end, share=file.client.ledger.threads)
         except OSError:
             if file.handle.descriptors():  # the call has not begun
                 file.abandon()
             raise
         finally:
             del self._closing[file]
+            file.give_back(freed_bytes)
 
     @contextmanager
     def _end_charges(self, file: OpenFile) -> Iterator[None]:
         """Remove a file from the tables, and settle its charges after the block."""
         self._forget(file)
-        growth = file.staged_growth
         file.reserve_entry()
         try:
             yield
@@ -498,7 +509,7 @@ class Filesystem:
             self._charge_close(file, why.replaced)  # it has its name already
             raise
         except BaseException:
-            file.give_back_staged(growth)
+            file.give_back_staged()
             raise
         finally:
             if self.observer is not None:
@@ -535,7 +546,7 @@ class Filesystem:
     def _give_up(self, file: OpenFile) -> None:
         """Remove a file that will not be published from the tables."""
         self._forget(file)
-        file.give_back_staged(file.staged_growth)
+        file.give_back_staged()
 
     @contextmanager
     def _tell_end(self, file: OpenFile, why: str) -> Iterator[None]:
@@ -557,7 +568,10 @@ class Filesystem:
         # The close itself gives back the charges of a staged file.
         ledger = file.ledger
         if ledger is not None and ledger.open.remove(file) and not file.staged:
-            file.give_back_removed(ledger)
+            if file.handle.mount.is_distant:
+                file.frees_in_thread = True
+            else:
+                file.give_back(file.freed_bytes())
 
     def descriptors(self) -> Iterator[int]:
         """Yield the descriptors of open files, and of files that a thread closes."""
@@ -565,3 +579,15 @@ class Filesystem:
             yield from file.handle.descriptors()
         for numbers in self._closing.values():
             yield from numbers
+
+
+async def _wait_size(file: OpenFile) -> int:
+    """Return the size of a file whose growth is charged; 0 for another one.
+
+    A thread asks for it if the file is distant.
+    """
+    if file.ledger is None:
+        return 0
+    if not file.handle.mount.is_distant:
+        return file.handle.size()
+    return await in_thread(file.handle.size, share=file.client.ledger.threads)

@@ -430,16 +430,18 @@ class Session:
                 if self.job is not None:
                     await self._run_job(self.job)
         finally:
-            # Bounded: calls into the kernel may still run (I1).
-            with trio.CancelScope(shield=True):
-                if self.why_closed in (EOF, PROCESS_EXIT):
-                    await self._settle()
-                for nested in tuple(self.nested):
-                    await nested.finish(self.why_closed or EOF)
-                self.closed_files = await self.fs.end_distant(
-                    self.client, self.why_closed or EOF
-                )
-            self._clean_up()
+            try:
+                # Bounded: calls into the kernel may still run (I1).
+                with trio.CancelScope(shield=True):
+                    if self.why_closed in (EOF, PROCESS_EXIT):
+                        await self._settle()
+                    for nested in tuple(self.nested):
+                        await nested.finish(self.why_closed or EOF)
+                    self.closed_files = await self.fs.end_distant(
+                        self.client, self.why_closed or EOF
+                    )
+            finally:
+                self._clean_up()
 
     async def _run_job(self, job: Job) -> None:
         kind = self._kind

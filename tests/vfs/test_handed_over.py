@@ -70,7 +70,9 @@ NOT_HANDED_OVER: dict[type, tuple[tuple[type[msgspec.Struct], ...], set[str]]] =
             # They follow from place and mode, or are of an export, which is at work.
             *("durability", "entry_is_due", "is_plain"),
             # Set only during an OPEN or a CLOSE.
-            *("must_empty", "must_replace"),
+            *("must_empty", "must_replace", "frees_in_thread"),
+            # The size of its descriptor.
+            "unpublished_bytes",
         },
     ),
     Tables: (

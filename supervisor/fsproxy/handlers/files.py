@@ -181,7 +181,7 @@ def do_write(session: Session, request: m.Write) -> bytes | None:
         return session.inbound.drain(error(NOT_WRITABLE + echo(request.token)))
     piece = session.conn.take_body()
     if len(piece) < size:
-        if file.ledger is not None:
+        if file.ledger is not None and not file.handle.mount.is_distant:
             # Reserved from here on, and given back in any case.
             try:
                 session.inbound.reserved = file, file.charge_growth(size)

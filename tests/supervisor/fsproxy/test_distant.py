@@ -5,6 +5,7 @@ wait until the test lets them, as those to a server that is gone do. A call in t
 thread is caught.
 """
 
+import errno
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -18,6 +19,7 @@ from tests.helpers.sessions import Hall, hall
 from vfs import mounts
 from vfs.backends import host
 from vfs.backends.host_file import HostHandle
+from vfs.ledger import Ledger
 from vfs.mounts import Mount
 
 __all__ = ["hall"]
@@ -197,6 +199,91 @@ async def test_the_end_of_a_client_that_nobody_answers(
     await line.gone()
     assert line.session.closed_files == filenos
     assert not hall.fs.tables.clients.get(line.client.id)
+
+
+# spec S7: the size of a file whose growth is bounded is asked for in a thread, too.
+@pytest.mark.parametrize(
+    ("request_line", "reply"),
+    [
+        (b"WRITE 1000 5\nhello", b"OK 5"),
+        (b"WRITE 1000 70000\n" + bytes(70_000), b"OK 70000"),
+        (b"TRUNCATE 1000 7\n", b"OK"),
+        (b"CLOSE 1000\n", b"OK"),
+        (b"OPEN file w false\n", b"OK 1001"),
+    ],
+)
+@pytest.mark.parametrize("is_removed", [False, True])
+async def test_a_size_that_nobody_answers(
+    hall: Hall,
+    server: Server,
+    monkeypatch: pytest.MonkeyPatch,
+    request_line: bytes,
+    reply: bytes,
+    is_removed: bool,
+) -> None:
+    (hall.root / "near").write_bytes(b"near")
+    (hall.root / "file").write_bytes(b"file")
+    line = hall.connect(ledger=Ledger(size_bytes=MIB))
+    assert await line.open(b"a", b"w") == 1000
+    assert await line.write(1000, b"hello") == b"OK 5"
+    if is_removed:
+        assert await line.ask(b"REMOVE false a\n") == b"OK"
+    for name in ("size", "links"):
+        asking(server, monkeypatch, name)
+    server.hang()
+    await line.send(request_line)
+    if not is_removed and request_line.startswith(b"CLOSE"):
+        server.asked.set()  # it asks for no size
+    await others_are_served(hall, server)
+    assert await line.line() == reply
+
+
+class Unconnected:
+    """A server that has gone for good: open files have no state any more."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.is_gone = False
+        for name in ("size", "links"):
+            call = getattr(HostHandle, name)
+            monkeypatch.setattr(HostHandle, name, self._asking(call))
+
+    def _asking(self, call: Callable[[HostHandle], int]) -> Callable[[HostHandle], int]:
+        def ask(handle: HostHandle) -> int:
+            if self.is_gone:
+                raise OSError(errno.ENOTCONN, os.strerror(errno.ENOTCONN))
+            return call(handle)
+
+        return ask
+
+
+# spec S3, S7: then the child ends all the same, and its charges with it.
+@pytest.mark.parametrize("end", ["close", "gone"])
+@pytest.mark.parametrize("publish", ["on-close", "direct"])
+async def test_the_end_of_a_file_whose_server_has_gone(
+    hall: Hall,
+    server: Server,
+    monkeypatch: pytest.MonkeyPatch,
+    end: str,
+    publish: str,
+) -> None:
+    ledger = Ledger(size_bytes=MIB)
+    line = hall.connect(hall.policy(publish=publish), ledger)
+    fileno = await line.open(b"a", b"w")
+    assert await line.write(fileno, b"hello") == b"OK 5"
+    if publish == "direct":
+        assert await line.ask(b"REMOVE false a\n") == b"OK"
+    dead = Unconnected(monkeypatch)
+    dead.is_gone = True
+    if end == "close":
+        assert await line.ask(b"CLOSE %d\n" % fileno) == b"OK"
+    line.close()
+    await line.gone()
+    assert not hall.fs.tables.files
+    assert not ledger.open_files.used
+    assert ledger.size_bytes.used == (
+        0 if (publish, end) == ("on-close", "gone") else 5
+    )
+    assert not server.stalled
 
 
 def test_what_is_near_is_no_distant_file_system() -> None:
