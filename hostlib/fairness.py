@@ -95,7 +95,9 @@ class Share:
                     yield
                 return
             begun_s = time.thread_time()
-            yield
-            took_s = time.thread_time() - begun_s
-            if took_s > SHORT_S:
-                await trio.sleep(RESTS * took_s)
+            try:
+                yield
+            finally:  # work that fails has taken as long
+                took_s = time.thread_time() - begun_s
+                if took_s > SHORT_S:
+                    await trio.sleep(RESTS * took_s)

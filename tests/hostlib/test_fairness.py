@@ -48,3 +48,20 @@ async def test_a_long_piece_is_followed_by_a_rest(
         async with turn.hold():
             worked[0] += took_s
         assert trio.current_time() - begun_s == pytest.approx(rest_s)
+
+
+async def test_a_long_piece_that_fails_is_followed_by_a_rest(
+    worked: list[float], autojump_clock: MockClock
+) -> None:
+    del autojump_clock
+    turn = Share()
+    begun_s = trio.current_time()
+
+    async def fail() -> None:
+        async with turn.hold():
+            worked[0] += 0.5
+            raise ValueError("not parsed")
+
+    with pytest.raises(ValueError, match="not parsed"):
+        await fail()
+    assert trio.current_time() - begun_s == pytest.approx(0.5 * RESTS)

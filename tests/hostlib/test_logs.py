@@ -82,7 +82,7 @@ def read_all(reader: int) -> bytes:
     return said
 
 
-# Nobody reads it: the host serves on, and its other holders still may wait for it.
+# The host serves on, and other holders of the descriptor may wait for it as before.
 @pytest.mark.parametrize("opened", [os.openpty, os.pipe])
 def test_a_log_that_nobody_reads(opened: Callable[[], tuple[int, int]]) -> None:
     reader, writer = opened()
