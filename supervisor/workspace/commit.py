@@ -311,7 +311,7 @@ class Committer:
         self, journal: CommitJournal, staging: int
     ) -> BaseChangedError | OSError | None:
         """Do every step; else return why one cannot be done, and have it undone."""
-        steps = Steps(self._base, staging, journal.directories)
+        steps = self._steps(journal, staging)
         moved: list[bytes] = []
         try:
             for number, step in enumerate(journal.steps):
@@ -334,14 +334,17 @@ class Committer:
     def _undo(self, journal: CommitJournal, staging: int) -> None:
         if journal.state != "undoing":
             return
-        mark = journal.staging.removeprefix(STAGING_PREFIX)[:_MARK_BYTES]
-        steps = Steps(self._base, staging, journal.directories, mark)
+        steps = self._steps(journal, staging)
         for number, step in reversed([*enumerate(journal.steps)]):
             steps.undo(number, step)
         journal.aside = steps.find_aside(journal.steps)
         sync_file_system(self._base)
         journal.state = "undone"
         self._save(journal)
+
+    def _steps(self, journal: CommitJournal, staging: int) -> Steps:
+        mark = journal.staging.removeprefix(STAGING_PREFIX)[:_MARK_BYTES]
+        return Steps(self._base, staging, journal.directories, mark)
 
     def find_holder(self) -> Literal["base", "own"]:
         """Return where staging can be: a rename works within one mount only."""

@@ -79,7 +79,7 @@ class Steps:
         base: int,
         staging: int,
         directories: dict[int, bytes],
-        mark: bytes = b"",
+        mark: bytes,
     ) -> None:
         self._base = base
         self._staging = staging
@@ -201,7 +201,7 @@ class Steps:
             case Put():
                 self._undo_put(step, directory, name)
             case Take():
-                if _inode(self._staging, step.staged) == step.expected.inode:
+                if self._holds_taken(step):
                     self._undo_take(step, directory, name)
             case SetMode():
                 with contextlib.suppress(BaseChangedError):
@@ -225,14 +225,20 @@ class Steps:
         return _inode(self._staging, step.staged) == old.inode
 
     def _put(self, step: Put, directory: int, name: bytes) -> None:
-        if _inode(directory, name) == step.inode:
-            return
+        is_done = _inode(directory, name) == step.inode
         with _base_changed(step.path, _CHANGED, errno.EEXIST):
             if step.expected is None:
-                rename(self._staging, step.staged, directory, name, RENAME_NOREPLACE)
+                if not is_done:
+                    rename(
+                        self._staging, step.staged, directory, name, RENAME_NOREPLACE
+                    )
                 return
-            with held_entry(self._staging, step.staged):
-                self._exchange(directory, name, step.staged)
+            with held_entry(self._staging, step.staged) as fd:
+                if not is_done:
+                    if os.fstat(fd).st_ino != step.inode:
+                        # A commit that was cut has put it; the operator has saved since.
+                        raise BaseChangedError(step.path, _CHANGED)
+                    self._exchange(directory, name, step.staged)
                 if self._is_out(step.staged, step.expected):
                     return
                 self._bring_back(step, directory, name)
@@ -295,17 +301,24 @@ class Steps:
             os.rmdir(name, dir_fd=directory)
 
     def _take(self, step: Take, directory: int, name: bytes) -> None:
-        if self._is_taken(step):
+        if self._is_moved_on(step):
             return
-        with _base_changed(step.path, _REMOVED):
-            rename(directory, name, self._staging, step.staged, RENAME_NOREPLACE)
+        if not self._holds_taken(step):
+            with _base_changed(step.path, _REMOVED, errno.EEXIST):
+                rename(directory, name, self._staging, step.staged, RENAME_NOREPLACE)
         if not self._is_out(step.staged, step.expected):
-            rename(self._staging, step.staged, directory, name, RENAME_NOREPLACE)
+            self._undo_take(step, directory, name)
             raise BaseChangedError(step.path, _CHANGED)
 
-    def _is_taken(self, step: Take) -> bool:
-        if _inode(self._staging, step.staged) == step.expected.inode:
-            return True
+    def _holds_taken(self, step: Take) -> bool:
+        """Tell whether the staging directory has what came out of a step's path.
+
+        That of a directory that moves on has by its name also what is replaced there.
+        """
+        inode = _inode(self._staging, step.staged)
+        return inode == step.expected.inode if step.goes_to else inode >= 0
+
+    def _is_moved_on(self, step: Take) -> bool:
         if step.goes_to is None:
             return False
         try:

@@ -182,3 +182,101 @@ def test_what_was_replaced_is_kept_where_the_operator_has_moved_what_replaced_it
     assert (scene.base / "moved").read_text() == "new\n"
     reasons = {os.fsdecode(one.path): one.reason for one in result.conflicts}
     assert aside.name in reasons[old]
+
+
+@pytest.fixture
+def edited(scene: Scene) -> Scene:
+    """Return a workspace with ``a`` and ``b`` edited, and ``r`` removed."""
+    for path in ("a", "b", "r"):
+        write(scene.base / path, "old\n")
+    scene.make()
+    with scene.run() as top:
+        for path in ("a", "b"):
+            write(top / path, "new\n")
+        (top / "r").unlink()
+    scene.end_run()
+    return scene
+
+
+def save_by_rename(path: Path) -> None:
+    """Save a file as most editors do."""
+    write(path.with_name("saved"), "operator's\n").rename(path)
+
+
+def save_in_place(path: Path) -> None:
+    write(path, "operator's\n")
+
+
+def cut_commit(
+    scene: Scene,
+    monkeypatch: pytest.MonkeyPatch,
+    at: bytes,
+    edit: Callable[[], None] | None = None,
+    *,
+    is_in_use: bool = False,
+) -> None:
+    """Commit all, and die before the step of a path; or right after it, and an edit."""
+
+    def cut(directory: int, name: bytes, to: int, to_name: bytes, flags: int) -> None:
+        if at in (name, to_name):
+            if edit is not None:
+                edit()
+                rename(directory, name, to, to_name, flags)
+            raise PowerCutError
+        rename(directory, name, to, to_name, flags)
+
+    with monkeypatch.context() as patched, scene.open() as workspace:
+        patched.setattr(steps_module, "rename", cut)
+        lock = workspace.directory.lock_for("child") if is_in_use else None
+        with pytest.raises(PowerCutError):
+            workspace.commit(selection(), is_frozen=is_in_use)
+        if lock is not None:
+            os.close(lock)
+
+
+# spec WS12
+@pytest.mark.parametrize(
+    ("save", "is_undone"), [(save_by_rename, True), (save_in_place, False)]
+)
+def test_a_file_that_is_saved_after_a_cut_stays(
+    edited: Scene,
+    monkeypatch: pytest.MonkeyPatch,
+    save: Callable[[Path], None],
+    *,
+    is_undone: bool,
+) -> None:
+    cut_commit(edited, monkeypatch, b"b")
+    assert (edited.base / "a").read_text() == "new\n"
+    save(edited.base / "a")
+    with edited.open() as workspace:
+        notes = end_cut(workspace)
+    assert bool(notes) is is_undone
+    assert (edited.base / "a").read_text() == "operator's\n"
+    assert (edited.base / "b").read_text() == ("old\n" if is_undone else "new\n")
+    assert (edited.base / "r").exists() is is_undone
+    assert not list(edited.base.glob(".sandhost-*"))
+
+
+# spec WS12
+@pytest.mark.parametrize("is_in_use", [False, True])
+@pytest.mark.parametrize("path", ["a", "r"])
+@pytest.mark.parametrize("save", [save_by_rename, save_in_place])
+def test_a_file_that_is_saved_just_before_its_step_comes_back_after_a_cut(
+    edited: Scene,
+    monkeypatch: pytest.MonkeyPatch,
+    save: Callable[[Path], None],
+    path: str,
+    *,
+    is_in_use: bool,
+) -> None:
+    file = edited.base / path
+    cut_commit(
+        edited, monkeypatch, path.encode(), lambda: save(file), is_in_use=is_in_use
+    )
+    with edited.open() as workspace:
+        [note] = end_cut(workspace)
+    assert note.endswith(
+        "a commit that was interrupted was undone: the base is as it was"
+    )
+    texts = {one: (edited.base / one).read_text() for one in "abr"}
+    assert texts == dict.fromkeys("abr", "old\n") | {path: "operator's\n"}
