@@ -7,7 +7,7 @@
  - To the base: ``commit``, its ``commit_*``, ``merge``; ``upper`` has what stays behind.
  - Branches: ``branches``, ``seal``.
  - A child's run: ``use``, ``run``, ``view``, ``hidden_files``, ``bounds``, ``audit``, ``outcome``;
-   ``freeze`` stops it for a look.
+   ``freeze`` stops it for a look, by ``freeze_guard``.
 
 Public: ``archive``, ``audit``, ``bounds``, ``branches``, ``directory``, ``export``,
 ``layer_import``, ``linux``, ``outcome``, ``run``, ``section``, ``selection``,
@@ -17,8 +17,8 @@ Public: ``archive``, ``audit``, ``bounds``, ``branches``, ``directory``, ``expor
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+# `typing` would double the start of `freeze_guard`.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from supervisor.workspace.workspace import Workspace
 

@@ -119,7 +119,8 @@ class HeldWorkspace:
         device = self.directory.mount_device()
         if device is None:
             raise FreezeError("cannot stop the child: it is being started; try again")
-        with guarded_stop(device, self.directory.processes()):
+        first = self.directory.processes()
+        with guarded_stop(device, first, self.directory.fd):
             yield
 
     def open_base(self) -> int:

@@ -14,12 +14,10 @@ Sources: proc_pid_mountinfo(5), pid_namespaces(7).
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 from hostlib.linux.processes import read_parent_and_start, stat_fields
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
@@ -31,7 +29,6 @@ _VFORK_WAITS = frozenset({b"kernel_clone", b"wait_for_vfork_done"})
 """Places (wchan) of a process in vfork(2) until its child has its program."""
 
 
-@dataclass(frozen=True, slots=True)
 class Sighting:
     """The processes of one look.
 
@@ -41,9 +38,14 @@ class Sighting:
         is_whole: no process ended while it was taken.
     """
 
-    starts: dict[int, int] = field(default_factory=dict)
-    spaces: dict[int, str] = field(default_factory=dict)
-    is_whole: bool = True
+    __slots__ = ("is_whole", "spaces", "starts")
+
+    def __init__(
+        self, starts: dict[int, int], spaces: dict[int, str], *, is_whole: bool
+    ) -> None:
+        self.starts = starts
+        self.spaces = spaces
+        self.is_whole = is_whole
 
     def identities(self) -> list[ProcessIdentity]:
         """Return each with its start."""
@@ -83,7 +85,7 @@ def find_processes(device: bytes, firsts: Collection[ProcessIdentity]) -> Sighti
     return Sighting(
         {pid: starts[pid] for pid in belong},
         {pid: spaces[pid] for pid in belong},
-        is_whole,
+        is_whole=is_whole,
     )
 
 
@@ -120,7 +122,7 @@ def sees_mount(pid: int, device: bytes) -> bool | None:
                 if view in views:
                     continue
                 views.add(view)
-                if mark in Path(top, "mountinfo").read_bytes():
+                if mark in read_file(f"{top}/mountinfo"):
                     return True
             except OSError:  # that thread has ended, or is another user's
                 continue
@@ -160,6 +162,16 @@ def _states(pid: int) -> Iterator[tuple[int, bytes]]:
 def _wait_of(pid: int, thread: int) -> bytes:
     """Return the kernel's function in which a thread waits; b"" if it is not told."""
     try:
-        return Path(f"/proc/{pid}/task/{thread}/wchan").read_bytes()
+        return read_file(f"/proc/{pid}/task/{thread}/wchan")
     except OSError:
         return b""
+
+
+def read_file(path: str) -> bytes:
+    """Return the content of a file of the kernel's.
+
+    Raises:
+        OSError: it is not there, or cannot be read.
+    """
+    with open(path, "rb") as file:
+        return file.read()

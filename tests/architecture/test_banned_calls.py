@@ -47,7 +47,7 @@ BANS = (
         # All in a child's pid namespace at once, from inside it; there, groups of
         # commands that were not waited for yet.
         but=(
-            "supervisor/workspace/freeze.py",
+            "supervisor/workspace/freeze_guard.py",
             "supervisor/cluster/command_server.py",
         ),
     ),
@@ -59,8 +59,8 @@ BANS = (
     Ban(
         ("os.fork", "os.forkpty", "pty.fork", "multiprocessing"),
         "forking the host costs its size: the launchpad forks",
-        # The guard of a stop, which is of use where its command is killed.
-        but=(*LAUNCHPAD, "supervisor/workspace/freeze.py"),
+        # A program of its own, of one thread, which has to fork into a pid namespace.
+        but=(*LAUNCHPAD, "supervisor/workspace/freeze_guard.py"),
     ),
     Ban(("preexec_fn",), "loses vfork, runs Python in a fork", look=uses.keywords),
     Ban(

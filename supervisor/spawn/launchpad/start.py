@@ -19,12 +19,16 @@ import sys
 
 from hostlib.linux.syscalls import PR_SET_CHILD_SUBREAPER, close_at_exec, prctl
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 # Imported and not run by path: an import is compiled once, a script at every start.
 # The directory comes last, so nothing beside the package can pose as the library.
-_BOOT = (
-    "import sys; sys.path.append(sys.argv[1]); "
-    "from supervisor.spawn.launchpad.main import main; main()"
-)
+_BOOT = "import sys; sys.path.append(sys.argv[1]); from {} import main; main()"
+
+
+_LAUNCHPAD = "supervisor.spawn.launchpad.main"
 
 
 class LaunchpadProcess:
@@ -82,20 +86,42 @@ def add_launchpad() -> LaunchpadProcess:
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
-        root = os.path.abspath(__file__).rpartition("/supervisor/")[0]
-        pid = os.posix_spawn(
-            sys.executable,
-            # The last word says whose it is, when its parent changed.
-            [sys.executable, "-I", "-S", "-c", _BOOT, root, str(os.getpid())],
-            _environment(),
-            file_actions=[
-                (os.POSIX_SPAWN_DUP2, theirs.fileno(), 0),
-                (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0),
-            ],
-            setsid=True,
+        files = (
+            (os.POSIX_SPAWN_DUP2, theirs.fileno(), 0),
+            (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0),
         )
+        # The last word says whose it is, when its parent changed.
+        pid = start_program(_LAUNCHPAD, [str(os.getpid())], files, setsid=True)
     ours.setblocking(False)
     return LaunchpadProcess(pid, _open_pidfd(pid, ours), ours)
+
+
+def start_program(
+    module: str,
+    words: Sequence[str],
+    files: Sequence[tuple[int, ...] | tuple[int, int, str, int, int]],
+    *,
+    setsid: bool = False,
+) -> int:
+    """Start the ``main`` of a module in an interpreter of its own; return its pid.
+
+    It gets no environment of this process, and no descriptor that is closed at exec.
+
+    Args:
+        module: it imports light parts of the standard library alone.
+        words: its arguments, from ``sys.argv[2]`` on.
+        files: what becomes its descriptors: ``file_actions`` of ``os.posix_spawn``.
+        setsid: it gets a kernel session of its own.
+    """
+    root = os.path.abspath(__file__).rpartition("/supervisor/")[0]
+    boot = _BOOT.format(module)
+    return os.posix_spawn(
+        sys.executable,
+        [sys.executable, "-I", "-S", "-c", boot, root, *words],
+        _environment(),
+        file_actions=files,
+        setsid=setsid,
+    )
 
 
 def _open_pidfd(pid: int, control: socket.socket) -> int:

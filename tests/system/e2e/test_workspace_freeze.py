@@ -1,6 +1,7 @@
 """``--freeze``: a child stops while a command looks, and goes on in any case."""
 
 import contextlib
+import fcntl
 import os
 import shlex
 import signal
@@ -8,15 +9,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Collection, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from hostlib.linux.processes import stat_fields
+from hostlib.linux.files import DIRECTORY, closing_fd
+from hostlib.linux.processes import children_of, stat_fields
 from supervisor.workspace.freeze import FreezeError, guarded_stop
 from supervisor.workspace.workspace import Workspace
-from tests.helpers.command import ENVIRONMENT, SANDHOST
+from tests.helpers.command import ENVIRONMENT, SANDHOST, Outcome, sandhost
+from tests.helpers.daemon import Daemon, daemon
 from tests.helpers.rounds import LONG
 from tests.system.e2e.test_workspace import Place
 
@@ -134,12 +138,6 @@ def wait_until_counted(place: Place, more_than: int) -> None:
         assert time.monotonic() < until_s
 
 
-def device(place: Place) -> bytes:
-    """Return the device of the mount that the child has."""
-    with Workspace(str(place.state), "w") as workspace:
-        return workspace.directory.mount_device() or b""
-
-
 @contextmanager
 def stopped(place: Place) -> Iterator[None]:
     """Stop the child as a command does, until the block ends."""
@@ -251,30 +249,6 @@ def test_a_child_whose_processes_could_hide_is_not_said_to_be_stopped(
         wait_until_more(place, ["hidden"])
 
 
-# spec WS8
-@pytest.mark.nobody
-def test_a_killed_command_leaves_no_child_stopped(place: Place) -> None:
-    hold = (
-        "import sys\n"
-        "from supervisor.workspace.freeze import guarded_stop\n"
-        "with guarded_stop(sys.argv[1].encode()):\n"
-        "    print('stopped', flush=True)\n"
-        "    sys.stdin.read()\n"
-    )
-    with at_work(place, f"echo ready; {COUNT}"):
-        wait_until_counted(place, 0)
-        command = subprocess.Popen(
-            [sys.executable, "-c", hold, device(place)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        )  # fmt: skip
-        assert command.stdout is not None
-        assert command.stdout.readline() == b"stopped\n"
-        first = counted(place)
-        command.send_signal(signal.SIGKILL)
-        command.communicate()
-        wait_until_counted(place, first)
-
-
 HOLD = """
 import sys
 from supervisor.workspace import freeze
@@ -286,6 +260,24 @@ with Workspace(*sys.argv[1:]) as workspace:
         print("stopped", flush=True)
         sys.stdin.read()
 """
+
+
+# spec WS8
+@pytest.mark.nobody
+def test_a_killed_command_leaves_no_child_stopped(place: Place) -> None:
+    with at_work(place, f"echo ready; {COUNT}"):
+        wait_until_counted(place, 0)
+        command = subprocess.Popen(
+            [sys.executable, "-c", HOLD, str(place.state), "w"],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        )  # fmt: skip
+        assert command.stdout is not None
+        assert command.stdout.readline() == b"locked\n"
+        assert command.stdout.readline() == b"stopped\n"
+        first = counted(place)
+        command.send_signal(signal.SIGKILL)
+        command.communicate()
+        wait_until_counted(place, first)
 
 
 # spec WS18
@@ -402,7 +394,83 @@ def stopped_processes(place: Place) -> list[int]:
 def test_processes_that_cannot_be_seen_are_told_of() -> None:
     nothing = b"9999:9999"
     with (
+        open(os.devnull, "rb") as lock,
         pytest.raises(FreezeError, match="are not to be seen from here"),
-        guarded_stop(nothing, [(os.getpid(), 1)]),
+        guarded_stop(nothing, [(os.getpid(), 1)], lock.fileno()),
     ):
         pass
+
+
+AGENT = """
+[workspace.w]
+base = "{base}"
+[policy.agent]
+workspace = ["w"]
+[child.agent]
+command = ["sh", "-c", "echo more >> a.txt; {script}"]
+policy = "agent"
+"""
+
+
+@contextmanager
+def held_look(place: Place, host: Daemon) -> Iterator[tuple[int, Future[Outcome]]]:
+    """Have a daemon look at the stopped child, and hold it there until the block ends.
+
+    Gives the guard's pid, and the look, which cannot keep the text that was changed.
+    """
+    layers = place.state / "layers"
+    layers.mkdir(exist_ok=True)
+    before = {*children_of(host.process.pid)}
+    with ThreadPoolExecutor() as threads, closing_fd(os.open(layers, DIRECTORY)) as fd:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        words = (
+            "--freeze",
+            "--name-only",
+            "--control",
+            str(host.where / "run/control"),
+        )
+        look = threads.submit(sandhost, "workspace", "diff", "w", *words)
+        waiter = f":{os.fstat(fd).st_ino} "
+        host.wait(lambda: any(
+            "->" in line and waiter in line
+            for line in Path("/proc/locks").read_text().splitlines()
+        ), "a look that waits")  # fmt: skip
+        [guard] = {*children_of(host.process.pid)} - before
+        yield guard, look
+
+
+# spec WS8
+def test_the_guard_of_a_daemon_s_look_has_nothing_of_the_daemon_and_may_be_killed(
+    place: Place, tmp_path: Path
+) -> None:
+    config = AGENT.format(base=place.base, script=COUNT)
+    with daemon(tmp_path, config) as host:
+        wait_until_counted(place, 0)
+        with held_look(place, host) as (guard, look):
+            first = counted(place)
+            files = [os.readlink(one) for one in Path(f"/proc/{guard}/fd").iterdir()]
+            pipes = [one for one in files if one.startswith("pipe:")]
+            own = str(place.state / "workspaces/w")
+            assert sorted(files) == sorted([*pipes, own, os.devnull])
+            assert len({*pipes}) == 2
+            # Else the end of a fleet session, or a terminal's signal, would end it.
+            assert os.getsid(guard) == os.getsid(host.process.pid)
+            assert os.getpgid(guard) == guard
+            os.kill(guard, signal.SIGKILL)
+            assert counted(place) == first
+        assert look.result().out == b"a.txt\none\ntwo\n"
+        wait_until_counted(place, first)
+        assert host.end() == 0
+
+
+# spec WS8, WS18
+def test_a_killed_daemon_leaves_no_child_of_another_host_stopped(
+    place: Place, tmp_path: Path
+) -> None:
+    script = f"echo more >> a.txt; echo ready; {COUNT}"
+    with at_work(place, script), daemon(tmp_path) as host:
+        wait_until_counted(place, 0)
+        with held_look(place, host):
+            first = counted(place)
+            host.end(signal.SIGKILL)
+            wait_until_counted(place, first)
