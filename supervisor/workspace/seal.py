@@ -8,6 +8,8 @@ Rules:
  3. The base's content of a renamed directory is copied, but for hidden paths.
  4. A whiteout stands only where the base has something, for overlayfs lists those that
     hide nothing.
+ 5. A layer that is written is synced before a state names it: then those that had its
+    content may go.
 
 Spec WS12a, WS15.
 """
@@ -29,7 +31,7 @@ from supervisor.workspace.directory import WorkspaceError, read_top
 from supervisor.workspace.hidden_files import shows_hidden
 from supervisor.workspace.layer_store import new_layer_id
 from supervisor.workspace.layers import LayeredTree, Part, TreeNode, is_beneath, split
-from supervisor.workspace.linux import has_entry
+from supervisor.workspace.linux import has_entry, sync_file_system
 from supervisor.workspace.record import Record, Seen, look_at_base
 from supervisor.workspace.selection import Patterns
 
@@ -94,15 +96,22 @@ def _seal_running(held: HeldWorkspace, store: int) -> SealedLayers:
     """Copy the upper of a workspace that a child has; it goes on being written to."""
     with held.stopped():
         began_ns = time.monotonic_ns()
-        sealed = write_united(held, store, copied=(0,))
+        sealed = _write_united(held, store, copied=(0,))
         sealed.stopped_ns = time.monotonic_ns() - began_ns
+    sync_file_system(store)
     return sealed
 
 
-def write_united(
+def write_united(held: HeldWorkspace, store: int) -> SealedLayers:
+    """Write one layer that shows what all of them do; it is on the disk then."""
+    sealed = _write_united(held, store)
+    sync_file_system(store)
+    return sealed
+
+
+def _write_united(
     held: HeldWorkspace, store: int, copied: tuple[int, ...] = ()
 ) -> SealedLayers:
-    """Write one layer that shows what all of them do."""
     with held.trees() as trees:
         rows = held.changes(trees)
         judge = held.judge(trees)
@@ -145,6 +154,7 @@ def _bounded(held: HeldWorkspace, store: int) -> tuple[str, ...]:
         closing_fd(_make_layer(store, layer)) as fd,
     ):
         _LayerWriter(LayeredTree((*tops, base), held.state.marks), fd).write()
+    sync_file_system(store)
     return (*newer, layer)
 
 

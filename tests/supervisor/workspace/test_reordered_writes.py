@@ -19,16 +19,26 @@ from typing import Any, NamedTuple
 import msgspec
 import pytest
 
+from hostlib.linux.files import closing_fd
 from supervisor.workspace import commit as commit_module
 from supervisor.workspace import commit_steps as steps_module
+from supervisor.workspace import seal as seal_module
 from supervisor.workspace.commit import Committer
 from supervisor.workspace.commit_journal import CommitJournal
-from supervisor.workspace.directory import WorkspaceDirectory
+from supervisor.workspace.directory import State, WorkspaceDirectory
+from supervisor.workspace.held_workspace import HeldWorkspace
 from supervisor.workspace.linux import rename, sync_file_system
 from supervisor.workspace.verbs import do_verb
 from tests.helpers.rounds import LONG
 from tests.supervisor.workspace.change_sets import WAYS, ChangeSet
-from tests.supervisor.workspace.scene import Scene, Tree, scene_in, selection, write
+from tests.supervisor.workspace.scene import (
+    Scene,
+    Tree,
+    scene_in,
+    selection,
+    tree_of,
+    write,
+)
 from tests.supervisor.workspace.test_cut_commits import facts_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.chaos]
@@ -286,3 +296,89 @@ def test_each_state_of_a_commit_is_written_when_what_it_counts_on_is_synced(
         "journal: staging", "sync", "journal: applying", "rename", "sync",
         "journal: applied", "staging gone", "journal: gone",
     ]  # fmt: skip
+
+
+def snapshot(scene: Scene, label: str) -> None:
+    with scene.open() as workspace:
+        workspace.snapshot(label)
+
+
+def snapshot_renamed(scene: Scene, _: pytest.MonkeyPatch) -> None:
+    with scene.run() as top:
+        (top / "d").rename(top / "e")
+    scene.end_run()
+    snapshot(scene, "renamed")
+
+
+def commit_above_snapshot(scene: Scene, _: pytest.MonkeyPatch) -> None:
+    snapshot(scene, "before")
+    with scene.open() as workspace:
+        assert workspace.commit(selection(only=["new"])).applied
+
+
+def snapshot_often(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(seal_module, "MAX_LAYERS", 2)
+    monkeypatch.setattr(seal_module, "LAYERS_AFTER_MERGE", 1)
+    for number in range(3):
+        with scene.run() as top:
+            write(top / f"new {number}")
+        scene.end_run()
+        snapshot(scene, f"{number}")
+
+
+def fork_running(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(HeldWorkspace, "stopped", lambda _: contextlib.nullcontext())
+    with scene.run() as top, scene.open() as workspace:
+        with closing_fd(workspace.directory.lock_for("child")):
+            write(top / "newer")
+            assert workspace.fork() == ["w-1"]
+
+
+# spec WS15, WS18
+@pytest.mark.parametrize(
+    "work", [snapshot_renamed, commit_above_snapshot, snapshot_often, fork_running]
+)
+def test_a_written_layer_is_synced_before_a_state_names_it(
+    place: Scene,
+    monkeypatch: pytest.MonkeyPatch,
+    work: Callable[[Scene, pytest.MonkeyPatch], None],
+) -> None:
+    write(place.base / "d/file")
+    place.make()
+    with place.run() as top:
+        write(top / "new")
+    place.end_run()
+    synced: dict[str, Tree] = {}
+    renamed: set[str] = set()  # uppers, of which a child has synced what it wanted
+    written: set[str] = set()
+
+    def layers() -> dict[str, Tree]:
+        store = place.state / "layers"
+        return {one.name: tree_of(one) for one in store.iterdir()}
+
+    def note_sync(fd: int) -> None:
+        synced.update(layers())
+        sync_file_system(fd)
+
+    def check(state: State) -> None:
+        renamed.add(state.outgoing)
+        for name, tree in layers().items():
+            if name in state.layers_named() and name not in renamed:
+                assert synced.get(name) == tree
+                written.add(name)
+
+    def note_state(own: WorkspaceDirectory, state: State) -> None:
+        check(state)
+        write_state(own, state)
+
+    def note_new_state(own: WorkspaceDirectory, state: State) -> None:
+        check(state)
+        write_new_state(own, state)
+
+    write_state = WorkspaceDirectory.write_state
+    write_new_state = WorkspaceDirectory.write_new_state
+    monkeypatch.setattr(WorkspaceDirectory, "write_state", note_state)
+    monkeypatch.setattr(WorkspaceDirectory, "write_new_state", note_new_state)
+    monkeypatch.setattr(seal_module, "sync_file_system", note_sync, raising=False)
+    work(place, monkeypatch)
+    assert written
