@@ -5,8 +5,9 @@ Counts the events of the journal; ``families`` takes snapshots of every figure.
 1. Each writer to the journal is counted by its events, whether a journal is kept or
    not.
 2. A label has few values: a state, a command, a reason from a list, one of
-   ``MAX_NAMES`` models. No label holds a file's name, a command line or an id: children
-   cannot make the host grow.
+   ``MAX_NAMES`` models; for the network a child that is there, and a name that its rules
+   grant. No label holds a file's name or a command line: children cannot make the host
+   grow.
 3. A snapshot of 1,000 children takes the loop half a millisecond; its text is made
    elsewhere.
 """

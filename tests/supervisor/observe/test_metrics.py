@@ -4,6 +4,7 @@ import json
 import platform
 import re
 import socket
+from collections.abc import AsyncIterator
 from importlib import metadata
 
 import psutil
@@ -14,6 +15,7 @@ from hostlib.journal import Journal
 from supervisor.app import open_metrics
 from supervisor.config.metrics import MetricsSection, check_metrics
 from supervisor.fsproxy.ports import TokenAccount
+from supervisor.network.service import open_network
 from supervisor.observe.families import families
 from supervisor.observe.listener import MAX_CONNECTIONS, serve_metrics
 from supervisor.observe.registry import MAX_NAMES, attach_metrics
@@ -217,20 +219,27 @@ def test_an_event_that_cannot_be_written_is_counted() -> None:
 # ---------------------------------------------------------------- the contract
 
 
-async def test_names_follow_the_usage_of_prometheus(stage: Stage) -> None:
-    for family in families(attach_metrics(stage.host)):
+@pytest.fixture
+async def whole(stage: Stage) -> AsyncIterator[Stage]:
+    """A host that tells every figure: of the network as well."""
+    async with open_network(stage.host):
+        yield stage
+
+
+async def test_names_follow_the_usage_of_prometheus(whole: Stage) -> None:
+    for family in families(attach_metrics(whole.host)):
         assert re.fullmatch(r"(sandhost|process)_[a-z_]+", family.name)
         assert not family.name.endswith("_total"), "the text adds it"
         assert family.about
         assert not family.about.endswith(".")
 
 
-async def test_every_metric_is_documented_and_no_other(stage: Stage) -> None:
+async def test_every_metric_is_documented_and_no_other(whole: Stage) -> None:
     page = (ROOT / "docs/reference/observability.md").read_text(encoding="utf-8")
     told = set(re.findall(r"^\| `((?:sandhost|process)_\w+)", page, re.MULTILINE))
     made = {
         f"{f.name}_total" if f.kind == "counter" else f.name
-        for f in families(attach_metrics(stage.host))
+        for f in families(attach_metrics(whole.host))
     }
     assert told == made
 
@@ -255,11 +264,11 @@ def named_in(expression: str) -> set[str]:
 
 
 # Both directions: a metric that is new and forgotten here fails, too.
-async def test_the_dashboard_names_every_metric_and_no_other(stage: Stage) -> None:
+async def test_the_dashboard_names_every_metric_and_no_other(whole: Stage) -> None:
     text = (ROOT / "docs/grafana-dashboard.json").read_text(encoding="utf-8")
     panels = [p for p in json.loads(text)["panels"] if p.get("targets")]
     asked = [t["expr"] for panel in panels for t in panel["targets"]]
-    known = series(stage)
+    known = series(whole)
     assert all(named_in(expression) for expression in asked)
     named = set().union(*map(named_in, asked))
     assert named <= known.keys()
@@ -281,12 +290,12 @@ def test_panels_of_the_dashboard_do_not_overlap() -> None:
         taken |= area
 
 
-async def test_alert_rules_name_metrics_and_labels_that_exist(stage: Stage) -> None:
+async def test_alert_rules_name_metrics_and_labels_that_exist(whole: Stage) -> None:
     page = (ROOT / "docs/prometheus-alerts.yml").read_text(encoding="utf-8")
     document = plain_yaml(page)
     (group,) = document["groups"]
-    known = series(stage)
-    labels = {f.name: set(f.labels) for f in families(attach_metrics(stage.host))}
+    known = series(whole)
+    labels = {f.name: set(f.labels) for f in families(attach_metrics(whole.host))}
     for rule in group["rules"]:
         assert rule.keys() <= {"alert", "expr", "for", "labels", "annotations"}
         assert re.fullmatch(r"Sandhost[A-Za-z]+", rule["alert"])
