@@ -1,6 +1,7 @@
 """Which services a host has: those that its configuration has a section for.
 
-A package is imported only here, and only when it is asked for.
+The package of a service is imported when it is asked for: a host without the section does
+not carry its weight.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Children and their life: one child, a kept child, all children of a daemon.
+"""One child and its life, from its description to its end.
 
 Public: `child`, `child_state`, `child_workspaces`, `environment`, `lifecycle`, `specs`.
 """

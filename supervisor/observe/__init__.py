@@ -1,4 +1,4 @@
-"""Reports of a host over HTTP: metrics, health, and a status page.
+"""Reports of a host over HTTP: metrics and a status page.
 
 Public: `fleet_tables`, `listener`, `loop`, `registry`, `tables`.
 """

@@ -70,6 +70,19 @@ NAMED = re.compile(
 )
 """How a page names a file or a directory of this tree."""
 
+BESIDE = re.compile(r"`((?!/)[\w./-]+/)\w+\.py`((?:(?:,|,? and|,? or)\s+`\w+\.py`)+)")
+"""How a page names further files beside one: ``(`a/b.py`, `c.py`)``."""
+
+
+def names_beside(text: str) -> set[str]:
+    """Return the paths of files that a text names beside one, without their directory."""
+    return {
+        directory + name
+        for directory, others in BESIDE.findall(text)
+        for name in re.findall(r"\w+\.py", others)
+        if not name.startswith("test_")
+    }
+
 
 # A person finds the file from the documents and the tree alone.
 def test_every_path_in_a_document_exists() -> None:
@@ -80,6 +93,16 @@ def test_every_path_in_a_document_exists() -> None:
         for pair in NAMED.findall(page.read_text(encoding="utf-8"))
         for name in pair
         if name and name not in ENDINGS
+    ]
+
+
+def test_every_file_that_a_document_names_beside_another_exists() -> None:
+    assert not [
+        f"{relative(page)}: {name}"
+        for page in PAGES
+        if page.name not in HISTORY and page.parent != OLD
+        for name in names_beside(page.read_text(encoding="utf-8"))
+        if name not in ENDINGS
     ]
 
 

@@ -2,7 +2,7 @@
 
 1. It runs in its own mount namespace; failures come before the root changes.
 2. A child that stays user 0 gets a read-only ``/proc``: it owns ``/proc/sys``.
-3. Copies are attached and hidden by the rules of ``launchpad.fresh_root``.
+3. Copies are attached and hidden by the rules of ``launchpad.layers.fresh_root``.
 4. The part that all children of a kind see may be there already (``layers.common_root``).
 """
 
