@@ -93,9 +93,9 @@ test: $(STAMP)  ## every test, chaos in its short form
 
 check: format lint types imports docs cover $(if $(TESTS_FOLLOW),,quick)  ## format, lint, types, imports, docs, quick tests
 
-unit: $(STAMP)  ## the quick tests of one package: make unit PKG=vfs, PKG=supervisor/llm
+unit: $(STAMP)  ## the quick tests of one directory of tests: make unit PKG=supervisor/llm
 	@test -n "$(PKG)" -a -d "tests/$(PKG)" || \
-	  { echo "make: name a directory of tests: make unit PKG=vfs" >&2; exit 2; }
+	  { echo "make: there is no tests/$(PKG); name a directory of tests: PKG=vfs" >&2; exit 2; }
 	$(BIN)/python -m pytest -q -m "not slow and not chaos" tests/$(PKG) $(ARGS)
 
 quick: $(STAMP)  ## the quick tests of all packages

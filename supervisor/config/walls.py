@@ -132,8 +132,8 @@ def _missing_address(
     if not profile.unix_sockets and network == "host" and {*listen} == {"unix"}:
         yield (
             f"its children have no way to their tools: sandbox {profile.name!r} has"
-            " unix_sockets = false, and [toolexec] listen has no tcp:// address; add one (or"
-            " have the service manager open it), or write tools = []"
+            " unix_sockets = false, and [toolexec] listen no tcp:// address; add one, or"
+            " write tools = []"
         )
 
 
@@ -164,8 +164,8 @@ def odd_sidecars(config: Config) -> Iterator[tuple[str, str]]:
         if alone and sidecar.start is not None and sidecar.workspace is not None:
             text = (
                 "its command has the network and works where children of policy"
-                f" {alone[0]!r}, which have none, may write: they can send by it; leave"
-                " start or workspace out if that is not meant"
+                f" {alone[0]!r} write, which have none: they can send by it; leave start or"
+                " workspace out"
             )
             yield f"sidecar.{join_key(name)}.start", text
 

@@ -1,7 +1,7 @@
 """The fence before effects of fleet children: none after the lease's end (FL6).
 
 The kernel's timer ends processes; it does not run while a virtual machine is paused. So
-each door asks here before an effect: FD 3, model, network, tools, commit, report of an end.
+the host asks here before each effect: FD 3, model, network, tools, commit, report of an end.
 A child that is in no fleet has no entry, and costs a look into a table at most.
 """
 

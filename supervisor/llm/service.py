@@ -104,7 +104,7 @@ class LlmService:
         return answer(caller, self.models, self.dialogues, claim, parts)
 
     def doors_of(self, client: Client) -> Doors | None:
-        """Return the doors of the endpoint for a child; None if there is none."""
+        """Return how a child reaches the endpoint; None if there is none."""
         return None if self.endpoint is None else self.endpoint.doors_of(client)
 
     def models_of(self, client: Client) -> frozenset[str]:

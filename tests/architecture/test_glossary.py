@@ -15,7 +15,7 @@ GLOSSARY = ROOT / "docs" / "reference" / "glossary.md"
 OTHER_MEANING = {
     "server": "a listener with its connections, and a model's or a name's server",
     "job": "slow work of one request, done by its session",
-    "fd": "the usual word in names for a descriptor; a fileno has its own type",
+    "fd": "the usual word in names for a descriptor; a fileno is called `fileno`",
 }
 """Rejected for one thing, and the word for another one: not held in names."""
 

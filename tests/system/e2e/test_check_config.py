@@ -444,7 +444,7 @@ def test_a_workspace_is_a_directory_that_is_there(tmp_path: Path, backend: str) 
 
 NETWORKED = (
     "c.toml: sidecar.s.start: warning: its command has the network and works where"
-    " children of policy 'p', which have none, may write: they can send by it"
+    " children of policy 'p' write, which have none: they can send by it"
 )
 
 
