@@ -52,7 +52,7 @@ async def open_services(
         host: open.
         config: checked; None for none.
         toolexec_sockets: opened by the service manager, for tools; owned.
-        left: what the program before has left of its services, by their names.
+        left: states of the services of the program before, by their names.
         warned_policy: a policy of which the caller warns, in part (``loader.warnings``).
         has_network: whether children may have a network by name.
 
@@ -117,7 +117,7 @@ async def open_metrics(
         nursery: the listener lives in it.
 
     Raises:
-        OSError: nobody can listen there.
+        OSError: the address cannot be listened on.
     """
     metrics = attach_metrics(host)
     if section is not None:

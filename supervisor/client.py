@@ -171,7 +171,7 @@ class LogEntry(msgspec.Struct, frozen=True):
         offset: of its first byte in all that the child ever said.
         data: the bytes.
         missed: bytes before it that rotation removed before they were read.
-        marks: what is known of it; the first may begin before it.
+        marks: the notes of the log on this piece; the first may begin before it.
     """
 
     offset: int
@@ -287,8 +287,8 @@ class HostClient:
 
         Args:
             command: program and arguments; None for a configured child.
-            name: what it is to be called.
-            policy: what it may do, ``[policy.NAME]``.
+            name: of the child.
+            policy: its rights, as ``[policy.NAME]`` has them.
             more: ``restart``, ``env``, ``cwd``, ``dialect``, ``transport``,
                 ``stop_signal``.
         """

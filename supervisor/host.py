@@ -80,7 +80,7 @@ class Host(Parts):
     Attributes:
         children: those that are there, by id.
         next_child: the number of the next one.
-        metrics: what ``attach_metrics`` has attached; None where nothing counts events.
+        metrics: attached by ``attach_metrics``; None where nothing counts events.
         on_overdue: told of each child that a stop's grace period did not end; set
             before there are children.
     """
@@ -119,7 +119,7 @@ class Host(Parts):
         """Start a child and return it; look at ``failure`` for one that did not start.
 
         Args:
-            spec: what it is to be.
+            spec: its description.
             launcher: starts it; None for the host's own.
 
         Raises:
@@ -202,7 +202,7 @@ async def open_host(
         settings: bounds.
         journal: where events go.
         log: where lines go.
-        left: what a program before has said of its processes; the caller puts its
+        left: the processes of a program before; the caller puts its
             children in (``handover.host_state.restore_host``).
 
     Raises:

@@ -82,7 +82,7 @@ class Roster(Protocol):
     """Knows more of children than their processes tell: names, restarts, reasons.
 
     Attributes:
-        log_dropped_bytes: what children said and no log could keep.
+        log_dropped_bytes: output of children that no log could keep.
     """
 
     log_dropped_bytes: int
@@ -106,16 +106,16 @@ class Parts:
 
     Attributes:
         generation: programs that this process was before (``handover``).
-        baseline: what the process held before, for the leak check.
+        baseline: descriptors and processes of before, for the leak check.
         door_sockets: accepts programs of all children without FD 3.
-        services: what it offers its children beside files.
-        machine: what it knows of the layers that this machine gives.
+        services: its offers to children beside files.
+        machine: its knowledge of the layers that this machine gives.
         groups: where its children's groups of processes come from.
         refused: how often limits of children that are gone refused something, by limit.
         fence: knows children of a fleet, and lets their effects go out.
         forks: which children run into their limit of processes again and again.
         sizes: how much was changed in the workspaces that children have.
-        told_of_audits: what the log tells of already that an audit lacks.
+        told_of_audits: the gaps of audits that the log has told of.
         mounting: held while a workspace that children share is mounted.
         apart: its own directories, which no child sees into.
         holders: each yields (descriptor, a word for it) that something beside the

@@ -90,10 +90,10 @@ def run_nested(
     Args:
         launchpad: started before this module was imported.
         command: its program and arguments.
-        rights: what ``NARROW`` asks for; None leaves all of this process's.
+        rights: the arguments of ``NARROW``; None leaves all of this process's.
         fds: the only LLM fds that it gets, ``fd:1`` or lines of one,
             ``fd:1:10-20``; None: all of this process's.
-        shown: what it sees and reaches by system calls of what this process does.
+        shown: the part of this process's view that it sees by system calls.
 
     Returns:
         Its exit status as ``run`` gives it.

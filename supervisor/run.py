@@ -60,7 +60,7 @@ class RunOptions(ChildOptions):
 
     Attributes:
         limited: the names of what --limit bounds; the policy bounds the rest.
-        commit: what becomes of changes at the end: ``ask``, ``never``, ``on-success``.
+        commit: the fate of changes at the end: ``ask``, ``never``, ``on-success``.
     """
 
     commands: tuple[tuple[str, ...], ...]
@@ -87,7 +87,7 @@ def run_children(command: str, launchpad: LaunchpadProcess, options: RunOptions)
     Args:
         command: ``run`` or ``pipeline``, for what is said on stderr.
         launchpad: started before this module was imported.
-        options: what to run and how.
+        options: the commands, and how they run.
 
     Returns:
         The exit status.

@@ -58,34 +58,34 @@ class ChildSpec:
         max_file_bytes: the largest that a file may grow to.
         rlimits: (resource, soft, hard) as for setrlimit(2).
         stdio: the host's descriptors that become 0, 1 and 2.
-        stop_signal: what asks it to end.
+        stop_signal: the signal that asks it to end.
         tools: the tools that may be run for it; None for those of every sidecar.
         umask: None for the host's.
         sandbox: the layers that it runs in.
         network: ``none``, ``host``, ``rules`` or ``learn``; without layers it has the
             host's in place of ``none``.
-        network_keys: what says which names it may reach, and which of its ports are
+        network_keys: the settings of names that it may reach, and of its ports that are
             published; None if the host serves nothing in its net namespace.
-        group_limits: what its cgroups bound, over all its processes.
+        group_limits: the bounds of its cgroups, over all its processes.
         tmp_dir: its TMPDIR, if that is its own to write in a sandbox.
         home_dir: its HOME, as above.
         kept_home: a directory of the operator that it has as its HOME, to write.
-        expose: what the operator shows it, to read and execute by system calls.
+        expose: paths that the operator shows it, to read and execute by system calls.
         home_files: the first entries of its HOME, if that is its own and empty.
         template_env: variables of a recipe, with places that are filled in at its start.
         template_files: of a recipe, entries of HOME with such places.
         audit: the journal is told which files of its workspaces it opens and changes.
-        name: what a configuration calls it; None for one that has no name.
+        name: its name in a configuration; None for one that has none.
         model: the model that it may ask; None for the one of its view (spec L6).
         quota: weighted tokens for it and all nested in it; None for the host's alone.
         image_tokens: reserved for each image that it shows a model; None for the default.
         workspaces: directories in which it works by system calls of its own.
         has_workspace_root: its private root is the first of these; ``root`` is the path
             under which it sees that.
-        account: what its charges are kept by, also over its restarts; None for those of
+        account: the name of its charges, also over its restarts; None for those of
             a child that no configuration names, which end with it.
         policy: the policy of a configuration that it is under, if it is under one.
-        fleet: what the fleet knows it as; None for a child of this host alone.
+        fleet: its life in the fleet; None for a child of this host alone.
     """
 
     command: tuple[str, ...]

@@ -95,9 +95,9 @@ class Answer:
     """An answer.
 
     Attributes:
-        question: what was asked.
+        question: to be answered.
         served: the stand-in's note of it.
-        orders: what it was told.
+        orders: of the request.
         thoughts: words of reasoning.
         words: of the answer; may be without end.
         calls: of tools.
@@ -160,8 +160,8 @@ def make_answer(
     Args:
         question: the question.
         served: the note of it; tokens of the prompt are entered.
-        orders: what the answer was told.
-        told: what it says of the key, where it gives that away.
+        orders: of the request.
+        told: its words on the key, where it gives that away.
     """
     dense = "dense" in orders
     asked = orders.get("prompt-tokens")

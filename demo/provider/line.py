@@ -11,7 +11,7 @@ class Line:
     """One HTTP connection.
 
     Attributes:
-        stream: what it reads and writes.
+        stream: the connection.
         cut_after: bytes of a reply's body that are sent before it breaks off; None
             sends all.
     """

@@ -32,9 +32,9 @@ def refusal_for(
     """Return the refusal of a request; None if it is to be answered.
 
     Args:
-        orders: what the answer was told.
+        orders: of the request.
         body: of the request.
-        told: what to say of the key.
+        told: its words on the key.
         is_first: the message comes for the first time.
     """
     status = int(orders.get("status", 0))

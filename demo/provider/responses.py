@@ -68,7 +68,7 @@ class _Part:
         start: the item, empty.
         pieces: of its text.
         call: the call that it is, if any.
-        text: what was said so far.
+        text: its words so far.
     """
 
     id: str

@@ -55,13 +55,13 @@ class Served:
         method: of the request.
         api: which one was asked: chat, responses, messages, count_tokens, embeddings,
             models; empty for another path.
-        prompt_tokens: what it counts for the prompt.
+        prompt_tokens: its count of the prompt.
         cached: tokens of the prompt that it reports as cached.
         written: tokens of the prompt that it reports as written to the cache.
         hidden: tokens of reasoning that no piece shows.
         thoughts: pieces of reasoning that were sent.
         pieces: tokens of the answer that were sent, those of reasoning included.
-        reported: what it reported for the whole answer; None where it did not.
+        reported: its report of the whole answer; None where it made none.
         status: of the answer.
         done: the whole answer was sent.
         number: of the request, from 0.

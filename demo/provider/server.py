@@ -39,7 +39,7 @@ class Provider:
     """The stand-in.
 
     Attributes:
-        key: what requests must carry; None asks for nothing.
+        key: the one that requests must carry; None asks for none.
         port: where it listens.
         served: every request so far.
         connections: how many are open.
@@ -47,7 +47,7 @@ class Provider:
         most_at_once: the most there ever were.
         script: the answers that are still to be given; None obeys messages instead.
         orders: words of every request, beside those of its own last message.
-        tell: what it says of a key, where it gives that away.
+        tell: makes its words on a key, where it gives that away.
     """
 
     key: str | None = None

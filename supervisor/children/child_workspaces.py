@@ -176,7 +176,7 @@ class ChildWorkspaces:
 
         Args:
             stack: closes them.
-            wanted: what the child runs in; its tools join the namespaces.
+            wanted: the walls of the child; its tools join the namespaces.
             root: FD 3's, if that is a workspace.
 
         Raises:

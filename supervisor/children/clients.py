@@ -79,7 +79,7 @@ class Clients:
 
         Args:
             nursery: where conversations run; `finish` is called before it is left.
-            policy: what the child may do.
+            policy: the rights of the child.
             spec: its limits.
             ends: the host's end goes to the conversation.
         """
@@ -211,7 +211,7 @@ class Clients:
         """Return a new conversation beneath another one, and its other end.
 
         Args:
-            policy: what it may do; at most what that one may.
+            policy: its rights; at most those of the other one.
             label: says what it is for, in the table of clients.
             session: the conversation above; None for the child's own.
 

@@ -37,7 +37,7 @@ class Sharer(Protocol):
     Attributes:
         id: unique in the host.
         spec: which workspaces it has.
-        wanted: what it is to run in; None before its start.
+        wanted: the walls that it is to have; None before its start.
         gone: set when nothing of it is left.
     """
 

@@ -54,7 +54,7 @@ def network_of(
     Args:
         given: the options by name, as click gives them.
         policy: ``[policy.run]``, checked; None if there is none.
-        config: what it stands in, and credentials; None if there is none.
+        config: the document of the policy and of credentials; None if there is none.
 
     Raises:
         NetworkFault: a rule or another value cannot be used.

@@ -116,7 +116,7 @@ def show_top(
 
     Args:
         path: the socket that is asked.
-        do: what it is asked.
+        do: the question to the host.
         rows_of: returns the rows of an answer, and one line on what is missing.
         how: the options of `top_options`.
         fault_of: returns a fault in the words of what is asked.

@@ -134,7 +134,7 @@ class Source(NamedTuple):
 
     Attributes:
         path: its socket.
-        look: what it is asked for its children.
+        look: the question that asks it for its children.
         rows: returns them from the answer, and one line on what is missing.
         fault: returns a fault in the words of what is asked.
     """

@@ -56,8 +56,8 @@ class CommandTimeoutError(FleetChildError, TimeoutError):
     """A command was ended, for its time was up.
 
     Attributes:
-        out: what it had written to its stdout.
-        err: what it had written to its stderr.
+        out: its stdout until then.
+        err: its stderr until then.
     """
 
     def __init__(self, text: str, out: bytes, err: bytes) -> None:
@@ -128,7 +128,7 @@ class Commands:
             timeout_s: after it the command is killed.
             cwd: a directory as the child sees it; None for its workspace.
             env: variables beside the child's own.
-            data: what the command reads on its standard input.
+            data: the standard input of the command.
 
         Raises:
             TypeError: a word or a variable is no text, or the time is no number.
@@ -416,7 +416,7 @@ def ask_again(
 
     Args:
         client: asks the fleet.
-        do: what.
+        do: the request.
         args: its arguments.
         look: called before each further attempt; may raise to give up.
 

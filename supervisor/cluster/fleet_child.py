@@ -89,7 +89,7 @@ class FleetChild(Commands):
         base has to be over.
 
         Args:
-            patterns: what is chosen; all, if there are none.
+            patterns: of the paths that are chosen; all, if there are none.
             how: ``but``, ``allow``, ``theirs``, ``mine``, ``skip_conflicts``, ``merge``,
                 ``dry_run``, as of `sandhost workspace commit`.
         """
@@ -183,7 +183,7 @@ def create(  # noqa: PLR0913 - one argument each, all by name
         cwd: where commands begin, as the child sees it; None for the workspace.
         env: variables of its commands.
         limits: as of ``--limit``, such as ``{"memory": "512M"}``.
-        keep: what was changed in the workspace stays when the child has ended.
+        keep: the changes in the workspace stay when the child has ended.
         detached: it outlives this program; `find` returns it again.
         control: the control socket of this node's daemon; None for the usual one.
 

@@ -15,7 +15,7 @@ class NodeOrder(msgspec.Struct, frozen=True):
 
     Attributes:
         node: its name.
-        labels: what children may need.
+        labels: of the node, which children may need.
         control: the daemon's control socket.
         directory: of the node, in the daemon's state directory.
         is_head: the fleet's directory is here, and ends with the node's Ray.

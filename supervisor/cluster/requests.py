@@ -44,9 +44,9 @@ class Requests:
     Args:
         part: the actor, for texts.
         handlers: by request.
-        refusals: what a handler raises beside `RequestError` to refuse.
+        refusals: the errors by which a handler refuses, beside `RequestError`.
         log: gets faults.
-        transient: what a handler raises beside `FleetUnavailableError` where it may be asked
+        transient: the errors beside `FleetUnavailableError` after which it may be asked
             again.
     """
 
@@ -77,7 +77,7 @@ class Requests:
 
         Args:
             version: of the part that asks.
-            do: what.
+            do: the request.
             args: its arguments as JSON.
         """
         try:

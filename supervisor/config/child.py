@@ -161,7 +161,7 @@ def check_new_child(
 
     Args:
         name: its own; None for one that gets a name.
-        section: what it is to be.
+        section: its description.
         policies: those that there are.
 
     Raises:

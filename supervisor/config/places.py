@@ -466,7 +466,7 @@ class _Own(NamedTuple):
     Attributes:
         what: its name for messages.
         place: where it is.
-        loss: what children with it could do.
+        loss: the damage that children with it could do.
         keys: the keys of a policy that may not reach it.
         is_whole: whether all beneath it is the daemon's, too.
     """

@@ -248,10 +248,10 @@ class ControlServer:
     Args:
         host: whose log and journal are written.
         listener: owned by the caller.
-        orders: what is done beyond answering.
+        orders: the handlers of orders and streams.
 
     Attributes:
-        answers: what is answered at once, by question.
+        answers: the functions that answer at once, by question.
     """
 
     def __init__(
@@ -371,8 +371,8 @@ class ControlServer:
         Args:
             connection: on which it was asked.
             kind: of what was asked.
-            question: what was asked.
-            behind: what came with it.
+            question: of the client.
+            behind: bytes that came with it.
         """
         stream = connection.stream
         most = _MOST.get(kind, math.inf)

@@ -242,7 +242,7 @@ class Directory:
         version: nodes of another one are refused.
 
     Raises:
-        StoreError: what is stored cannot be read.
+        StoreError: the store cannot be read.
     """
 
     account_type = RootAccount

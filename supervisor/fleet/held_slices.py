@@ -51,8 +51,8 @@ class HeldRow(msgspec.Struct, frozen=True):
     """A slice in the ledger.
 
     Attributes:
-        settled: what calls that have ended cost.
-        reserved: what those under way may cost.
+        settled: the cost of calls that have ended.
+        reserved: the most that those under way may cost, by call.
     """
 
     id: str
@@ -99,7 +99,7 @@ class HeldSlices:
     Args:
         node: its name.
         ledger: the ledger's own row.
-        rows: what the ledger has; a process that died has left reservations in them.
+        rows: of the ledger; a process that died has left reservations in them.
 
     Attributes:
         node: as above.

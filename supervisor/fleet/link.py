@@ -52,7 +52,7 @@ class LinkArgs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         node: name of the node in the fleet.
-        labels: what children may need.
+        labels: of the node, which children may need.
         version: of these messages, as the actor has it.
         ray: of the node.
     """

@@ -158,7 +158,7 @@ class Join(_Message, frozen=True):
 
     Attributes:
         number: of the attempt; the answer repeats it.
-        children: what runs, and the ends that the directory has not confirmed.
+        children: those that run, and the ends that the directory has not confirmed.
         slices: all that the ledger holds.
         ray: of the node.
         fleet: in which the session is already; empty for a new session.

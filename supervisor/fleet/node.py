@@ -150,7 +150,7 @@ class Node:
 
     Args:
         name: of the node, unique in the fleet.
-        labels: what children may need.
+        labels: of the node, which children may need.
         capacity: children that it takes.
         held: the slices of its ledger.
         version: of its daemon and node actor.

@@ -39,7 +39,7 @@ class Candidate:
 
     Attributes:
         name: of the node.
-        labels: what it was given at its start.
+        labels: given at its start.
         room: children that it can still take.
         is_up: it answers; nothing new is placed on another.
     """

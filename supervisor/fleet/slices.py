@@ -89,7 +89,7 @@ class SliceRow(msgspec.Struct, frozen=True):
 
     Attributes:
         id: never used twice.
-        size: what was taken off the account.
+        size: the tokens that were taken off the account.
         spent: the highest total that was reported.
         window: its spending is this window's.
         state: ``open``, or ``lost`` with its node.

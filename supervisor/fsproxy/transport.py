@@ -62,8 +62,8 @@ class FileTransfer:
 
     Args:
         write_fd: the client's non-blocking descriptor.
-        file: what to read; its offset has moved already.
-        state: what is to be sent.
+        file: the open file; its offset has moved already.
+        state: the parts of the reply that are to be sent.
 
     Attributes:
         is_done: the reply is out.

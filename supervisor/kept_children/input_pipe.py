@@ -49,7 +49,7 @@ class InputPipe:
         """Take a piece; return False if there is no room for it now.
 
         Args:
-            data: what the child is to read.
+            data: the next input of the child.
             at: its offset in all input; None for a piece behind whatever is there. One
                 that is there already is taken once.
             is_last: the child's input ends with it.

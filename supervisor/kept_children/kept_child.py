@@ -102,7 +102,7 @@ class KeptChild:
         ended: clear from the end of a process until the next step is decided.
         settled: set while none of its processes runs or is about to.
         configured: whether the configuration names it.
-        placed: what a fleet knows about it; None for a child of this host alone.
+        placed: its place in a fleet; None for a child of this host alone.
         input: of its process now; None for one whose standard input is empty.
     """
 

@@ -224,7 +224,7 @@ class Children:
 
         Args:
             name: its own; None for a new one.
-            section: what it is to be.
+            section: its description.
             placed: as for `KeptChild`.
 
         Raises:

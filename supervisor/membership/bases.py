@@ -55,7 +55,7 @@ class IncomingBase:
     """A tar that comes from another node; its methods block.
 
     Args:
-        base: what it is to be.
+        base: the base that it is to become.
         directory: in which it becomes that.
 
     Raises:

@@ -109,14 +109,14 @@ class Member:
 
     Args:
         host: starts children.
-        children: what it keeps.
+        children: that the daemon keeps.
         section: of the configuration.
         directory: where the ledger is.
         bases: those that its children need, and that it has for others.
         clocks: tells the time.
 
     Attributes:
-        node: what decides; None before the first link.
+        node: the decisions; None before the first link.
         bases: as above.
     """
 

@@ -73,7 +73,7 @@ def check_exposed(
     Args:
         exposed: (path as it is written, path without links) of each.
         files: the files that the child is to see.
-        can_hide: what lies in a directory can be hidden.
+        can_hide: entries of a directory can be hidden.
 
     Raises:
         SpawnError: the host's own directories or keys are there, or a workspace is.
@@ -91,7 +91,7 @@ def read_by_calls(files: ShownFiles, *, can_hide: bool) -> tuple[str, ...]:
 
     Args:
         files: the files that the child is to see.
-        can_hide: what lies in a directory can be hidden.
+        can_hide: entries of a directory can be hidden.
     """
     found = []
     for path in files.readable:

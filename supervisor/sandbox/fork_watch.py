@@ -52,7 +52,7 @@ class _Watched:
 
     Attributes:
         child_id: the child's.
-        name: what a configuration calls it; None for one that has no name.
+        name: its name in a configuration; None for one that has none.
         cpus: its own bound of processors' time; None without one.
         fd: its ``pids.events``.
         group: the directory whose processors' time can be bounded.
@@ -107,7 +107,7 @@ class ForkWatch:
 
         Args:
             child_id: the child's.
-            name: what a configuration calls it; None for one that has no name.
+            name: its name in a configuration; None for one that has none.
             limits: its own; one without ``processes`` is left alone.
             groups: the directories of its groups.
         """

@@ -97,7 +97,7 @@ class Groups:
         made: their directories.
         version_2: those of them that are of version 2.
         why_not: why there is none.
-        kinds: what hierarchy each is of.
+        kinds: the hierarchy that each is of.
         keeps_cpus: a bound of the processors' time was set.
         left_out_cpu: there could be one of ``cpu``, but no limit needed it.
     """

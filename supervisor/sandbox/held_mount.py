@@ -204,7 +204,7 @@ def _hold_in_namespace(
 
     Args:
         make: makes it, in that namespace.
-        layers: what is attached there for that.
+        layers: the mounts that are attached there for that.
     """
     fds = [_enter_new_namespace()]
     try:

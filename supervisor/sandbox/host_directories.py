@@ -69,10 +69,10 @@ class Apart:
     """Some directories, held from when they are first there.
 
     Args:
-        paths: what they are called, with links or without.
+        paths: their names, with links or without.
 
     Attributes:
-        files: what the files of keys are called.
+        files: the names of the files of keys.
     """
 
     def __init__(self, paths: Iterable[str]) -> None:

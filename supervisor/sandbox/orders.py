@@ -56,9 +56,9 @@ def layers_on_the_wire(
 
     Args:
         layers: from ``Plan.wanted``.
-        wanted: what was made ready.
+        wanted: the walls that were made ready.
         executable: the program.
-        home: what it has as its HOME.
+        home: its HOME.
 
     Raises:
         SpawnError: its working directory is none that it may be in.

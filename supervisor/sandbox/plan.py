@@ -100,7 +100,7 @@ class Profile:
 
     Attributes:
         name: as the user writes it.
-        layers: what is asked for.
+        layers: that are asked for.
         required: of these, what the child is not started without.
         unix_sockets: it may make sockets of the family unix, which reach whatever of
             their paths it sees. FD 3 and pairs do not, but for pairs of datagrams.
@@ -135,7 +135,7 @@ class Walls:
     """The outcome of a profile for one child: its effective isolation.
 
     Attributes:
-        profile: what was asked for.
+        profile: that was asked for.
         network: ``none``, ``host``, ``rules`` or ``learn``: what it has.
         applied: (layer, detail), as the child said before its exec; without walls, as
             the list of calls says that it made.
@@ -254,7 +254,7 @@ class Plan:
     Attributes:
         profile: the profile.
         network: ``none``, ``host``, ``rules`` or ``learn``.
-        machine: what is known of the machine.
+        machine: the layers that this machine gives, as far as they are known.
         missing: reason by layer that this child goes without.
         vanished: of these, layers whose part for this child was gone before it was put
             on. Other children have them.

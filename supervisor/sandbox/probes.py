@@ -34,8 +34,8 @@ class Finding:
         what: the thing.
         state: ``present``, ``missing`` or ``unknown``.
         detail: which version, which limit, why not.
-        probed: what was tried.
-        without: what a host does where it is missing.
+        probed: the call that was tried.
+        without: the way of a host where it is missing.
         is_needed: no host works without it.
     """
 

@@ -224,7 +224,7 @@ def remove_tree(top: Path, dir_fd: int | None = None) -> OSError | None:
 
     Args:
         top: the directory.
-        dir_fd: what its name is relative to; None for an absolute one.
+        dir_fd: the directory of a relative name; None for an absolute one.
 
     Returns:
         The first thing that went wrong; as much as possible is removed all the same.

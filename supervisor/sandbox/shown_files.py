@@ -64,9 +64,9 @@ class ShownFiles:
             own; "" for none.
         programs: more that it may read and execute.
         unwritten: bases of workspaces that it is to read and execute, and not to write.
-        exposed: what the operator shows it by name, to read and execute.
+        exposed: paths that the operator shows it by name, to read and execute.
         readable: its grants to read, without links.
-        theirs: what it may write by FD 3 or by tools, that holds what is its own, or that
+        theirs: places that it may write by FD 3 or by tools, that hold its own, or that
             other children may write; and whether it may read that.
         hidden: directories that are to look empty where they lie in what it sees, but
             for what is its own there.

@@ -82,7 +82,7 @@ async def spawn(
 
     Args:
         launcher: starts it.
-        machine: what this machine gives.
+        machine: the layers that this machine gives.
         request: its program.
         wanted: its walls.
         share: bounds the threads that look at what is a child's own; None for no bound.
@@ -333,7 +333,7 @@ def _report_unreachable(
     """Say of a child's own directories that it has no way to them, if that is so.
 
     Args:
-        asked: what goes to the launchpad.
+        asked: the order for the launchpad.
         wanted: whose directories.
     """
     if wanted.user is None or not {"uid", "mountns"} <= asked.keys():

@@ -53,7 +53,7 @@ class View(NamedTuple):
     """The files that a child sees.
 
     Attributes:
-        rules: what may be done where.
+        rules: the rights by path.
         links: (path, target) of the symbolic links on the way.
         cwd: the working directory, without links; "" if it is none that it may be in.
         exposed: (path as it is written, path without links) of what the operator shows

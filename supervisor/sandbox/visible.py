@@ -93,7 +93,7 @@ class _Finder:
     """Collects rules, and the links that lead to them.
 
     Args:
-        view: what there is already.
+        view: the rules and links of before.
     """
 
     def __init__(self, view: View = _NOTHING) -> None:

@@ -17,7 +17,7 @@ class Ends:
     With pipes a socketpair on FD 5 carries the descriptors of ATTACH (spec N4).
 
     Attributes:
-        env: what tells the child its descriptors.
+        env: the variables that tell the child its descriptors.
         side: the host's end of that socketpair.
     """
 

@@ -299,7 +299,7 @@ class Launcher:
 
         Args:
             last_ident: the number of the newest process.
-            left: what the launchpad had said of those that are not forgotten.
+            left: the records of those that are not forgotten.
         """
         self._last_ident = last_ident
         for said in left:

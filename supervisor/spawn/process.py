@@ -95,7 +95,7 @@ class Record:
         Args:
             kind: of ``launchpad.wire``.
             said: the rest of that message, without the id.
-            fds: what came with it; this one's now.
+            fds: descriptors that came with it; this one's now.
         """
         if kind == wire.LISTED:
             (self.stock,) = said

@@ -290,7 +290,7 @@ def _name_step(stage: str, number: int, shown: str) -> tuple[str, str]:
     Args:
         stage: the step.
         number: errno.
-        shown: what it is about, if anything is.
+        shown: the object that it is about, if there is one.
     """
     if (stage, number) in _OF_STEPS:
         reason, how = _OF_STEPS[stage, number]

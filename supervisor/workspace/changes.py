@@ -56,11 +56,11 @@ class Row:
 
     Attributes:
         path: relative to the top; of the top itself ``b""``.
-        change: what it is.
-        new: what the workspace has there; None if it was deleted.
-        old: what the base has there, or at ``origin``; None if it was added.
+        change: the kind of difference.
+        new: the node of the workspace there; None if it was deleted.
+        old: the node of the base there, or at ``origin``; None if it was added.
         origin: where the base has a directory that was renamed.
-        replaced: what the base has at the new path of that directory.
+        replaced: the node of the base at the new path of that directory.
     """
 
     path: bytes

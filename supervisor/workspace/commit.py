@@ -61,12 +61,12 @@ class CommitResult:
 
     Attributes:
         applied: the paths that are in the base now.
-        conflicts: what the base has changed as well; if there is one and it was not to
+        conflicts: paths changed in the base as well; if there is one and it was not to
             be skipped, nothing is applied.
-        guarded: what was chosen and not allowed; if there is one, nothing is applied.
-        left: what stays in the workspace.
+        guarded: paths chosen and not allowed; if there is one, nothing is applied.
+        left: paths that stay in the workspace.
         merged: of what is applied the files that got the changes of both sides.
-        hidden: what of the guarded is hidden in the base, and is never taken.
+        hidden: those of the guarded that are hidden in the base, and are never taken.
     """
 
     applied: tuple[bytes, ...] = ()

@@ -42,7 +42,7 @@ class Put(msgspec.Struct, frozen=True, tag=True):
         path: in the base.
         staged: its name in the staging directory.
         inode: of the staged object.
-        expected: what is there now; None for nothing.
+        expected: the file that is there now; None for none.
         is_moved: the base had it at another path; else it is new.
         content: (size, time of change in ns) of a file as it was staged: by these an
             edit of it in place is seen; None for anything else.
@@ -62,7 +62,7 @@ class Take(msgspec.Struct, frozen=True, tag=True):
     Attributes:
         path: in the base.
         staged: its name in the staging directory.
-        expected: what is there now.
+        expected: the file that is there now.
         goes_to: the path to which a later step moves it on; None if it is removed.
     """
 
@@ -80,7 +80,7 @@ class SetMode(msgspec.Struct, frozen=True, tag=True):
         inode: of what is there.
         old: its bits now.
         new: its bits then.
-        expected: what is there now; None in a journal of an older program.
+        expected: the file that is there now; None in a journal of an older program.
     """
 
     path: bytes

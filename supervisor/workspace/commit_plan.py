@@ -54,9 +54,9 @@ class CommitPlan:
         chosen: the rows that it takes; none of them if it is refused.
         merges: by path of a chosen row, what takes the place of the workspace's file.
         dropped: the rows of which the base's side wins.
-        conflicts: what the base has changed as well.
-        guarded: what was chosen and not allowed.
-        hidden: what of the guarded is hidden in the base.
+        conflicts: paths that the base has changed as well.
+        guarded: paths that were chosen and not allowed.
+        hidden: those of the guarded that are hidden in the base.
         is_refused: a guard refuses it, or a conflict that was not to be skipped.
     """
 

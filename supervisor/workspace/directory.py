@@ -121,7 +121,7 @@ class State(msgspec.Struct, kw_only=True):
         created_ns: when it was made.
         started_ns: when the run began of which there is no record yet.
         is_running: a run has begun and its end was not recorded.
-        settings: what the operator set for it.
+        settings: of the operator.
         hidden: patterns of what was hidden in some run; a child may not know of it.
         layers: the sealed layers between its upper and the base, newest first.
         snapshots: oldest first.
@@ -510,7 +510,7 @@ def make_workspace(
         name: of the new one.
         base: the path of the operator's directory.
         marks: how the names of overlayfs's attributes will begin.
-        settings: what the operator set for it; None for what is usual.
+        settings: of the operator; None for the usual ones.
 
     Raises:
         WorkspaceError: the name is taken or is none, or the base is no directory.

@@ -20,8 +20,8 @@ def find_git(work: str, instead: str) -> str:
     """Return where git is.
 
     Args:
-        work: what it is needed for.
-        instead: what to do without it.
+        work: the work that needs it.
+        instead: the remedy without it.
 
     Raises:
         NoGitError: it is not installed.

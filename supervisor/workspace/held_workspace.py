@@ -66,7 +66,7 @@ class HeldWorkspace:
     Attributes:
         state_dir: where workspaces live.
         directory: of this one.
-        state: what it is; a change is written by the code that makes it.
+        state: its description; a change is written by the code that makes it.
         store: of the sealed layers.
         records: of what the base had.
         has_room: whether the last look could be recorded.
@@ -156,7 +156,7 @@ class HeldWorkspace:
         """Hold the layers.
 
         Args:
-            for_commit: what a commit takes from: of a workspace with sealed layers the
+            for_commit: those that a commit takes: of a workspace with sealed layers the
                 newest of them, which is its own then, and has its upper's content.
 
         Raises:

@@ -129,7 +129,7 @@ def merge_text(ours: bytes, begun: bytes, theirs: bytes) -> bytes:
 
     Args:
         ours: the base's side.
-        begun: what both began from.
+        begun: the text from which both began.
         theirs: the workspace's side.
 
     Raises:

@@ -115,8 +115,8 @@ class _Section:
 
     Attributes:
         path: in both trees.
-        old: what was there; None if it came.
-        new: what is there; None if it went.
+        old: the side of before; None if it came.
+        new: the side of now; None if it went.
         is_same: both have one content.
     """
 

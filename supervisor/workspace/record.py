@@ -88,7 +88,7 @@ class RecordUpdate(msgspec.Struct, frozen=True):
         linked: other paths whose base object changes with it: hard links.
         contested: paths in conflict of which the workspace's side was chosen, or both.
         left: digests of what it leaves in directories that the workspace has no more.
-        around: what was seen of the directories that it writes in, if a child runs.
+        around: the record of the directories that it writes in, if a child runs.
     """
 
     linked: list[bytes] = []
@@ -213,7 +213,7 @@ class RecordFiles:
 
         Args:
             label: of the snapshot.
-            record: what was seen; None for what the record says now.
+            record: of that time; None for the present one.
         """
         name = _name_for(label)
         self._directory.write(
@@ -249,7 +249,7 @@ class RecordFiles:
 
         Args:
             labels: of the snapshots.
-            record: what the fork has seen; None for what was seen here.
+            record: of the fork; None for the one here.
         """
         links = {name: name for name in map(_name_for, labels)}
         if record is None:

@@ -93,10 +93,10 @@ def prepare_use(
 
     Args:
         path: of the operator's directory, absolute.
-        mode: what the child may do.
+        mode: the rights of the child.
         state_dir: where workspaces live.
         name: of the workspace; None for a new one.
-        settings: what the operator set for it; None for what it has, or what is usual.
+        settings: of the operator; None for those that it has, or the usual ones.
         more: patterns that are added to those of what is hidden, and of what is guarded.
 
     Raises:

@@ -60,7 +60,7 @@ class SealedLayers:
         outgoing: as which layer the upper is to go away; "" if it stays.
         copied_bytes: how much was copied.
         stopped_ns: how long the child's processes were stopped.
-        record: what was seen of the base, if that is told otherwise than before; else None.
+        record: of the base, if that is told otherwise than before; else None.
     """
 
     layers: tuple[str, ...]

@@ -103,12 +103,12 @@ class CommitSelection:
     """The choice of a commit: the paths that it is asked to take.
 
     Attributes:
-        only: what it takes; everything if there is no pattern.
-        but: what it leaves.
-        allow: what it takes although it is guarded.
+        only: the paths that it takes; all if there is no pattern.
+        but: the paths that it leaves.
+        allow: guarded paths that it takes all the same.
         theirs: where the workspace's side wins a conflict.
         mine: where the base's side wins: the workspace's change is dropped.
-        skips_conflicts: what is in conflict stays in the workspace.
+        skips_conflicts: paths in conflict stay in the workspace.
         merges: text that both sides changed gets the changes of both.
     """
 
@@ -260,7 +260,7 @@ def guarded_paths(
     """Return the paths that a row changes and a commit takes only if they are allowed.
 
     Args:
-        row: what lies in a directory that it renames, replaces or removes is looked at
+        row: entries of a directory that it renames, replaces or removes are looked at
             too: where it was, and where it is then.
         guard: the workspace's patterns.
         trees: the base alone; the workspace's layers.
@@ -345,7 +345,7 @@ def leads_out(target: bytes, path: bytes, top: bytes) -> bool:
     """Tell whether a link leads out of a directory, by its words.
 
     Args:
-        target: what the link says.
+        target: the words of the link.
         path: of the link, relative to the directory.
         top: the directory's own path.
     """

@@ -36,7 +36,7 @@ class DiskRoom(NamedTuple):
 
     Attributes:
         free_bytes: for an ordinary user.
-        kept_bytes: what has to stay free; 0 where the file system tells no bound.
+        kept_bytes: room that has to stay free; 0 where the file system tells no bound.
     """
 
     free_bytes: int
@@ -57,10 +57,10 @@ class WorkspaceSettings:
     Attributes:
         hide: patterns of what the child does not see.
         guard: patterns of what a commit takes only if it is named.
-        max_bytes: what its layer may hold, in bytes; None for no bound.
+        max_bytes: the most that its layer may hold; None for no bound.
         max_files: how many files its layer may hold; None for no bound.
         keep: how many snapshots are kept.
-        durable: what the child syncs is on the disk when its call returns.
+        durable: content that the child syncs is on the disk when its call returns.
         shared: more than one child may have it at a time.
     """
 

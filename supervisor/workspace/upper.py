@@ -55,7 +55,7 @@ def remove_committed(
         upper: a descriptor of its top.
         base: of the base's top.
         marks: how the names of overlayfs's attributes begin.
-        paths: what the commit changed.
+        paths: that the commit changed.
         dropped: where the base's side was chosen.
         moved: where the commit has put directories that the base had elsewhere. A pointer
             anywhere else was made by the child since.

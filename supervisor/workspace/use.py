@@ -21,7 +21,7 @@ class WorkspaceUse:
         base: the path of the operator's directory, without links.
         mode: ``review``, ``direct`` or ``read-only``.
         state_dir: where workspaces live.
-        settings: what the operator set for it.
+        settings: of the operator.
         is_configured: the configuration names it, so it stays where nothing was changed.
         drop: whether its child's end removes it: only where nothing was changed, or
             always.

@@ -109,8 +109,8 @@ class Done(msgspec.Struct):
 
     Attributes:
         result: plain JSON values.
-        notes: what a person is to be told beside it.
-        event: what the journal is told: a name and its fields; None for nothing.
+        notes: lines for a person beside it.
+        event: of the journal: a name and its fields; None for none.
     """
 
     result: Any
@@ -194,7 +194,7 @@ def workspace_rows(
 
     Args:
         state_dir: where they are; what killed commands left there half done is ended.
-        notes: what a person is to be told beside the rows is added.
+        notes: lines for a person beside the rows are added.
         but: the names.
     """
     names = workspaces_in(state_dir)

@@ -42,7 +42,7 @@ def show(
     """Add a workspace to what a child sees.
 
     Args:
-        wanted: what it is to run in.
+        wanted: the walls that it is to have.
         use: the workspace.
         mount: owned by the caller; None if the host has none.
         own: the directory of the layer, where the child makes the mount.

@@ -52,8 +52,8 @@ class Workspace:
         patience_s: how long to wait for another command's end.
 
     Attributes:
-        directory: what is kept of it.
-        state: what it is.
+        directory: its state on the disk.
+        state: its description.
         store: of the sealed layers.
 
     Raises:
@@ -93,7 +93,7 @@ class Workspace:
         """Return what was changed, and record what the base has there.
 
         Args:
-            patterns: what to look at; None for everything.
+            patterns: of the paths to look at; None for all.
 
         Raises:
             NoMatchError: a pattern names nothing.
@@ -133,7 +133,7 @@ class Workspace:
         """Bring changes to the base: what is chosen, or nothing of it.
 
         Args:
-            selection: what is chosen.
+            selection: of the paths.
             is_dry: only say what would be done.
             is_frozen: a child may have the workspace, and is stopped. Its layer is not
                 changed then, but later, when no child has it.

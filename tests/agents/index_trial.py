@@ -43,8 +43,8 @@ class Found(msgspec.Struct):
     """The result of the agent.
 
     Attributes:
-        network: what `sandhost network` said while it ran.
-        trace: what `sandhost trace` said then.
+        network: the output of `sandhost network` while it ran.
+        trace: the output of `sandhost trace` then.
         status: its exit status.
         said: all its output.
         asked: all that it sent to the model, as JSON.

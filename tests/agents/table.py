@@ -74,8 +74,8 @@ class Agent:
         answers: of the model, in order: a text, calls of tools, or a step.
         more: further words of its command.
         program: of its installation; empty for the first word of the recipe's command.
-        after: what is run in its package's directory after the installation.
-        passes: what it can pass.
+        after: a command in its package's directory after the installation.
+        passes: columns that it can pass.
         has_files: its tools are those of `sandhost mcp --files`, which it is shown.
     """
 

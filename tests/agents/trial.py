@@ -54,7 +54,7 @@ class Host:
     """How a host is started.
 
     Attributes:
-        words: what runs `sandhost`.
+        words: a command that runs `sandhost`.
         path: directories with the programs of a trial.
         python: an interpreter that its user may start.
         user: the number of its user; None for the user of this process.
@@ -72,9 +72,9 @@ class Trial:
 
     Attributes:
         agent: the agent.
-        columns: what it can pass.
+        columns: those that it can pass.
         host: behind which it runs.
-        version: what was installed.
+        version: the one that was installed.
         passed: columns that it passed.
         seconds: how long the run took.
         apis: of the provider; the host translates to Chat what is not among them.

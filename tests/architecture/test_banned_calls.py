@@ -28,7 +28,7 @@ class Ban:
         why: the reason, for the one who meets it.
         within: the files it holds in.
         but: the files it does not hold in.
-        look: what in a syntax tree is compared with `names`.
+        look: the name in a node of a syntax tree that is compared with `names`.
     """
 
     names: tuple[str, ...]

@@ -20,6 +20,10 @@ HIDES = re.compile(
     r"(?:^|(?<=[.!?] ))(?:who|whoever|what|nobody)\b(?!:)", re.IGNORECASE
 )
 """The beginning of a sentence without a subject that a reader knows."""
+ENTRY_HIDES = re.compile(
+    r"^ +\**\w+: ((?:who|whoever|what|nobody)\b(?!:).*)", re.IGNORECASE | re.MULTILINE
+)
+"""The same in an entry of `Args:`, `Attributes:` or `Raises:`."""
 MAY_HIDE = re.compile(
     r"#(?:[#:\s]*|[^\n]*[.!?] )(?:who|whoever|what|nobody)\b", re.IGNORECASE
 )
@@ -68,6 +72,7 @@ def sentences_without_subject(source: str, tree: ast.Module) -> list[str]:
     texts = list(comments(source)) if MAY_HIDE.search(source) else []
     for line, text in docstrings(tree):
         texts += [(line, " ".join(part.split())) for part in _parts(text)]
+        texts += [(line, entry) for entry in ENTRY_HIDES.findall(text)]
     return [
         f"{line}: {text[found.start() : found.start() + 60]}"
         for line, text in sorted(texts)
@@ -142,6 +147,7 @@ def f():
 
     Args:
         what: is not a sentence.
+        *words: what it says.
         other: but
             what goes on is none either.
 
@@ -154,7 +160,8 @@ def f():
         "1: What it is.",
         "3: Whoever asks.",
         "7: What is asked.",
-        "17: who knows",
+        "7: what it says.",
+        "18: who knows",
     ]
 
 

@@ -174,7 +174,7 @@ def check_frames(form: str, frames: list[bytes]) -> None:
 
     Args:
         form: the API of the provider.
-        frames: what the child gets.
+        frames: those that the child gets.
     """
     if not frames:
         return

@@ -77,7 +77,7 @@ class Account:
         puppets: children that looked around themselves and told what came of it.
         children: processes beneath a launchpad that were looked into from outside.
         missed: such processes that had ended before they could be looked into.
-        texts: what somebody said: replies, output, figures.
+        texts: words of programs: replies, output, figures.
         files: in directories of tests, names and links included.
         left_out: key files, by their paths.
         searched_bytes: of all of these.

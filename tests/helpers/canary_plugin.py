@@ -40,12 +40,12 @@ class Watch:
     It is nobody's child, so that no test takes it for something that was left.
 
     Args:
-        forms: what it looks for.
+        forms: of the key, for which it looks.
         options: of the program.
 
     Attributes:
-        how: what it said first: `watching events`, or `watching walks`.
-        last: what it found between the last question and its end.
+        how: its first line: `watching events`, or `watching walks`.
+        last: its finds between the last question and its end.
 
     Raises:
         EOFError: it has ended, now or when it is asked.

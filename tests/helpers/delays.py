@@ -67,7 +67,7 @@ async def slowest_read(
 
     Args:
         stage: its host.
-        child: who READs.
+        child: the one that READs.
         fileno: of a file that it has open.
         count: how often.
         at_once: READs between two looks at the kernel's account, which is for all of them.

@@ -110,7 +110,7 @@ class Remains:
     Attributes:
         name: of the child.
         ran_twice: it wrote an older incarnation behind a newer one.
-        left: what is left of it, or of its node.
+        left: remains of it, or of its node.
     """
 
     name: str

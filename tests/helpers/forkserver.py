@@ -104,7 +104,7 @@ class ForkServer:
     """A process that runs commands, and is no test's child.
 
     Args:
-        env: what the interpreter of the commands starts with.
+        env: of the interpreter of the commands.
     """
 
     def __init__(self, env: Mapping[str, str]) -> None:
@@ -150,8 +150,8 @@ class ForkServer:
             cwd: its working directory.
             env: its environment.
             timeout_s: how long it may take.
-            steps: what its process does before.
-            kind: what is imported already (`KINDS` of `children/forkserver.py`).
+            steps: of its process before.
+            kind: names modules imported already (`KINDS` of `children/forkserver.py`).
             data: comes from a pipe as its input; None: there is no input.
 
         Raises:
@@ -188,8 +188,8 @@ class ForkServer:
             cwd: its working directory.
             env: its environment.
             streams: descriptors of its stdin, stdout and stderr.
-            steps: what its process does before.
-            kind: what is imported already.
+            steps: of its process before.
+            kind: names the modules imported already.
         """
         told, tells = os.pipe2(os.O_CLOEXEC)
         try:

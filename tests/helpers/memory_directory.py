@@ -207,7 +207,7 @@ class MemoryDirectory:
         """Return the directory of a name, and the last component.
 
         Args:
-            name: what is to be made, removed, renamed or replaced.
+            name: of the entry to be made, removed, renamed or replaced.
             code: the errno for a last component that is no entry to make.
         """
         _check_name(name)

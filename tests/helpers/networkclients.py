@@ -114,7 +114,7 @@ class Client:
         program: has to be installed.
         words: its command; PLACE stands for the directory that is served, TRUST for the
             certificate, MADE for what was compiled, SHOWN for its installation.
-        wanted: what it prints if it has reached its server.
+        wanted: its output if it has reached its server.
         source: name and text of a source file.
         compiler: a command that compiles it.
     """

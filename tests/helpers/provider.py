@@ -45,9 +45,9 @@ def provider_process(
     """Run it; yield its base URL.
 
     Args:
-        log: what it appends a line to for each request, and for each piece sent.
-        key: what requests have to carry.
-        in_every_form: what it gives away is the key in all forms (`canary_forms.py`).
+        log: a file that gets a line for each request, and for each piece sent.
+        key: the one that requests have to carry.
+        in_every_form: it gives the key away in all forms (`canary_forms.py`).
     """
     words = ["--in-every-form"] if in_every_form else []
     if log is not None:

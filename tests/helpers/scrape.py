@@ -38,7 +38,7 @@ class Listener:
     """A listener under test.
 
     Attributes:
-        metrics: what it tells.
+        metrics: the figures that it tells.
         url: its root, without the last slash.
     """
 

@@ -234,9 +234,9 @@ class Hall:
         fs: its VFS.
         pump: its pump.
         budget: its memory for payloads.
-        services: what its sessions are offered beside files.
-        ledger: what clients that are given no ledger are charged to.
-        denials: what clients reached for in vain, in order.
+        services: offers to its sessions beside files.
+        ledger: charged for clients that are given no ledger.
+        denials: requests of clients that were denied, in order.
         closed: sessions that are over.
     """
 

@@ -205,7 +205,7 @@ class LauncherStage:
         scope: Cancel it to stop the launcher.
         cwd_fd: The directory that children start in.
         null: The null device, readable and writable.
-        layers: What each layer of the sandbox takes, for all requests.
+        layers: arguments of each layer of the sandbox, for all requests.
     """
 
     def __init__(

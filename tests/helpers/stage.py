@@ -74,7 +74,7 @@ class Stage:
         root: the root of children that are given none.
         launchpad: the pid of its launchpad; 0 without processes.
         journal: the path of its journal.
-        sandbox: what children run in for which nothing else is said.
+        sandbox: the profile of children for which nothing else is said.
         wrapper: the words before a child's own for which nothing else is said.
         null: the null device.
         pipes: the test's ends of pipes to children.
@@ -124,9 +124,9 @@ class Stage:
         """Describe a child with the null device for stdio, restricted to `root`.
 
         Args:
-            command: what it runs.
+            command: its program and arguments.
             wrapper: words before these; the stage's if there are none.
-            changes: what differs from what is usual here.
+            changes: differences from the usual description.
         """
         command = (*(wrapper or self.wrapper), *command)
         known = {
@@ -347,7 +347,7 @@ async def open_stage(
         processes: whether it can start children; else its clients are the test's.
         model: of `[llm]`; the stand-in and its key are there. None: no model.
         state_dir: of the host, for the spending on the model.
-        fds: what it says of LLM fds; None: there are none.
+        fds: a configuration of LLM fds; None: there are none.
         tools: finds the sidecar of a tool; None: no tools.
         toolexec: settings of ToolExec.
     """

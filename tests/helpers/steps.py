@@ -34,7 +34,7 @@ def steps_before(code: str, *args: str) -> Steps:
 
     Args:
         code: statements; they end the process by `sys.exit` where they fail.
-        args: what the code finds under this name.
+        args: the code finds them under this name.
     """
     whole = f"{STARTED}{code}\nos.execv(command[0], command)\n"
     words = Steps((sys.executable, "-c", whole, str(len(args)), *args))
@@ -47,7 +47,7 @@ def ending(steps: Steps | None, code: str) -> Steps:
 
     Args:
         steps: the first ones; None for none.
-        code: what comes then, with the same names; its output is the command's.
+        code: runs then, with the same names; its output is the command's.
     """
     first, args = (steps.code, steps.args) if steps is not None else ("", ())
     return steps_before(f"{first}{code}\nsys.stdout.flush()\nos._exit(0)\n", *args)

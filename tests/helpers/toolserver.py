@@ -122,7 +122,7 @@ class ToolServer:
     Attributes:
         url: where it listens.
         asked: every request so far.
-        faults: what is to go wrong.
+        faults: those that it is to have.
         tools: by execution id.
     """
 

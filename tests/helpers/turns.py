@@ -88,7 +88,7 @@ class Reader:
     """A client that reads a byte of a file again and again.
 
     Attributes:
-        longest_s: what it waited for one at most, without what other load took.
+        longest_s: its longest wait for one, without the time of other load.
         reads: how many there were.
         has_to_end: it is enough.
     """

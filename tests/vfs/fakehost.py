@@ -24,7 +24,7 @@ class FakeHost:
         unknown: commands that this host does not know; like an old one it takes their
             payload for request lines.
         max_write: cap of a WRITE in bytes.
-        dialect: what children speak.
+        dialect: the one that children speak.
 
     Attributes:
         files: content by name.

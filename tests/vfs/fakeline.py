@@ -57,7 +57,7 @@ class Peer:
         id: number, from 1.
         parent: the peer that attached it.
         files: its open files by fileno.
-        rights: what NARROW left it; None for everything.
+        rights: the rest after NARROW; None for everything.
         seen: every request, in order.
         gone: its connection ended.
         torn: the connection ended inside a message.

@@ -65,7 +65,7 @@ class Order:
         likely_rules: rules of Landlock that it will have most likely, and whether it
             restricts TCP; None if nothing is known.
         line: where the order comes from; None if it is here.
-        locks: what the launchpad keeps open until nothing of the child is left.
+        locks: descriptors that are kept open until nothing of the child is left.
         mounts_fd: by which overlays that it makes go to the host; -1 for none.
         listener_fd: by which a listener that it makes goes to the host; -1 for none.
         owners: the user namespace that shows root's files as its own; -1 for none.

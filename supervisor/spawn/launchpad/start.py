@@ -39,7 +39,7 @@ class LaunchpadProcess:
         pidfd: Readable when it has ended.
         control: The host's end of the control socket, non-blocking; closing it ends
             the launchpad and everything beneath it.
-        handed_over: what the program before has left, for ``handover.next_program``;
+        handed_over: the state of the program before, for ``handover.next_program``;
             None if it is new.
     """
 
@@ -110,7 +110,7 @@ def start_program(
     Args:
         module: it imports light parts of the standard library alone.
         words: its arguments, from ``sys.argv[2]`` on.
-        files: what becomes its descriptors: ``file_actions`` of ``os.posix_spawn``.
+        files: its descriptors, as ``file_actions`` of ``os.posix_spawn``.
         setsid: it gets a kernel session of its own.
     """
     root = os.path.abspath(__file__).rpartition("/supervisor/")[0]

@@ -79,7 +79,7 @@ class CutOffError(OSError):
     """A long message came in part, for this process may open no more.
 
     Attributes:
-        ident: what it is about; 0 if that has no id.
+        ident: of the child that it is about; 0 if there is none.
     """
 
     def __init__(self, ident: int) -> None:

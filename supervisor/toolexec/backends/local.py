@@ -58,7 +58,7 @@ class LocalSidecar(Backend):
 
     Args:
         name: its name in the configuration.
-        section: what the configuration says of it.
+        section: of the configuration.
         host: starts its long-lived process, and builds its walls.
         state_dir: the working directory of that process without a workspace.
         made_in: a descriptor of the parent of this and other sidecars' directories,

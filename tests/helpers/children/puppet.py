@@ -123,7 +123,7 @@ def around(masked: str) -> list[str]:
     The family is whoever is above it, and whoever they have started, as far as it sees them.
 
     Args:
-        masked: what to look for, hexadecimal, each byte turned, between commas.
+        masked: the forms to look for, hexadecimal, each byte turned, between commas.
     """
     words = [bytes(b ^ 0x95 for b in bytes.fromhex(t)) for t in masked.split(",")]
     found = [f"link {n}" for n, to in descriptors().items() if _has(to.encode(), words)]
@@ -195,7 +195,7 @@ def forked(*expressions: str, fd: int | None = None) -> tuple[int, list[object]]
 
     Args:
         expressions: evaluated in order.
-        fd: what it finds as FD 3; None for this process's own door.
+        fd: becomes its FD 3; None for this process's own door.
     """
     ours, theirs = os.pipe()
     if not (pid := os.fork()):

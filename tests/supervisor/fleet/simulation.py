@@ -125,7 +125,7 @@ class Machine:
 
     Attributes:
         armed_s: when the launchpad's timer ends its children, on the machine's clock.
-        ledger: what is on the disk.
+        ledger: the rows on the disk.
         unsent: worst cases of calls that wait for a slice.
         calls: under way: what they will have cost.
     """
@@ -216,7 +216,7 @@ class Simulation:
         """Run to the end.
 
         Raises:
-            Violation: what was broken.
+            Violation: a rule was broken.
         """
         self._start_directory()
         for index, machine in enumerate(self.machines.values()):

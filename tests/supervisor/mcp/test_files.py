@@ -59,7 +59,7 @@ class Agent:
 
     Attributes:
         base: of the workspace.
-        told: what the server says of itself.
+        told: the server's words on itself.
     """
 
     def __init__(self, where: Path) -> None:

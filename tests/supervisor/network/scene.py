@@ -90,9 +90,9 @@ class Scene:
         child: the child's namespace.
         names: the host's resolver.
         credentials: the host's.
-        events: what the journal was told.
+        events: those of the journal.
         own_addresses: reads those of the host.
-        network: what is tested.
+        network: the one under test.
     """
 
     def __init__(
@@ -270,7 +270,7 @@ async def scene(
 
     Args:
         rules: of the child.
-        names: what the host's resolver answers.
+        names: the answers of the host's resolver.
         section: all of the child's settings, in the place of rules.
         bounds: of the child.
         routes: networks of rules for addresses, local in its namespace.

@@ -25,7 +25,7 @@ class Made:
     Attributes:
         spec: of the child.
         real: its directory for sockets, where that is by now.
-        theirs: what its name leads to.
+        theirs: the directory to which its name leads.
     """
 
     def __init__(self, where: Path, scratch: Scratch) -> None:

@@ -95,7 +95,7 @@ class Cut:
 
     Attributes:
         calls: so many it made, of those that can be cut.
-        said: what it has returned, or how it failed; None if it was killed before.
+        said: its result, or how it failed; None if it was killed before.
     """
 
     calls: int
@@ -112,9 +112,9 @@ def run_cut(
     """Do something in a process that is cut at one of its calls.
 
     Args:
-        work: what is done; a few bytes that it returns are given back.
+        work: the work; a few bytes that it returns are given back.
         number: of the call, from 0; -1 for none.
-        error: what that call fails with, or ``KILL``.
+        error: the errno of that call, or ``KILL``.
         lasts: from that call on those fail that need room, and no others.
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

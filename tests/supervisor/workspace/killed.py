@@ -21,7 +21,7 @@ def is_killed_at(
 
     Args:
         number: of the call, from 0.
-        command: what is run.
+        command: the function that is run.
         calls: functions that count as well: module, name.
     """
     pid = os.fork()

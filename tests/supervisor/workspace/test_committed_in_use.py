@@ -54,7 +54,7 @@ def cut_commit(
     Args:
         scene: whose workspace.
         monkeypatch: of the test.
-        at: what is called then, in ``supervisor.workspace``.
+        at: the function that is called then, in ``supervisor.workspace``.
         after: so many calls of it are made.
     """
     real = pkgutil.resolve_name(f"supervisor.workspace.{at.replace('.', ':', 1)}")

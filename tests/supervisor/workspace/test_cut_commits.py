@@ -122,7 +122,7 @@ class Cutting:
     Args:
         scene: where it is made.
         seed: of the change set, and of what is asked after a cut.
-        way: what the commit takes, of ``change_sets.WAYS``.
+        way: of the commit, one of ``change_sets.WAYS``.
 
     Attributes:
         calls: so many of the commit can be cut.

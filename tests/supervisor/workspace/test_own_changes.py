@@ -255,8 +255,8 @@ def commit_of_running_child(
     Args:
         scene: whose child it is.
         made: the file.
-        change: what the child does then.
-        edits: what the operator does before the commit, and after it.
+        change: the child's work then.
+        edits: the operator's work before the commit, and after it.
     """
     with scene.run() as top:
         write(top / made)

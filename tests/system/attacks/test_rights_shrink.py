@@ -86,8 +86,8 @@ class Rights:
 
     Attributes:
         files: (file, mode).
-        models: what it may ask.
-        tools: what may be run for it.
+        models: those that it may ask.
+        tools: those that may be run for it.
         quota: weighted tokens that it and all above it may use.
     """
 

@@ -79,7 +79,7 @@ class Store:
 
     Args:
         where: a directory for them.
-        choice: what they are made of.
+        choice: draws their content.
 
     Attributes:
         paths: the files, named NUMBER.SIZE.

@@ -58,7 +58,7 @@ class Round:
         end: how it ends.
         mode: how it opens its file.
         publish: when its file shows.
-        records: what it sends, the last one for its end.
+        records: files that it sends, the last one for its end.
         cut: where that is cut.
         delay_s: until it is killed, where it does not kill itself.
     """

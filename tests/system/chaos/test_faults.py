@@ -90,7 +90,7 @@ class Seen:
         replies: the reply lines that the child saw.
         data: the file's content.
         strange: other names in the root.
-        calls: what the traced thread did, as strace words it.
+        calls: of the traced thread, as strace words them.
     """
 
     replies: tuple[bytes, ...]

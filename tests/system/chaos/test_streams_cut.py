@@ -102,7 +102,7 @@ class Cut:
         form: of the door.
         body: of the request.
         said: the text of the answer, or the arguments of its call.
-        pieces: what each event with text says, reasoning first.
+        pieces: the text of each event that has one, reasoning first.
         leaves_after: bytes of the reply after which the child closes its connection;
             None if it stays to the end.
         resets: the host cannot send it anything then.

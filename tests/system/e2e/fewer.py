@@ -36,6 +36,6 @@ def allowing(sysctls: str, *, uid: int = 0) -> Steps:
 
     Args:
         sysctls: `user=0 net=3`: kind, and the most.
-        uid: who the command is there; any but 0 has no right.
+        uid: of the command there; any but 0 has no right.
     """
     return steps_before(FEWER, str(uid), sysctls)

@@ -38,7 +38,7 @@ class Imports:
         where: a directory for two files.
 
     Attributes:
-        env: what the process needs.
+        env: variables that the process needs.
     """
 
     def __init__(self, where: Path) -> None:

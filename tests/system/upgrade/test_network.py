@@ -59,7 +59,7 @@ class World:
 
     Attributes:
         running: the host.
-        ends: what servers have accepted: each sends a byte, and no more.
+        ends: accepted by servers: each sends a byte, and no more.
     """
 
     def __init__(self, running: Daemon) -> None:

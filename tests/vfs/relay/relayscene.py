@@ -75,7 +75,7 @@ async def scene(
 
     Args:
         unknown: commands that the host does not know.
-        dialect: what nested clients speak.
+        dialect: the one that nested clients speak.
     """
     with FakeHost(unknown=unknown) as host, host.connect() as line:
         own = AsyncClient((line.fileno(),), dialect=2)

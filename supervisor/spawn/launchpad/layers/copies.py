@@ -21,7 +21,7 @@ def copy_trees(
 
     Args:
         path: of the tree.
-        kind: what may be done there.
+        kind: the rights there.
         owners: as of ``build``.
         if_possible: where owners cannot be mapped they are shown as they are.
 

@@ -104,7 +104,7 @@ def build(
             ``passed.mounts``), or (path, "overlay", directory of its layer), or (path,
             "joined", False); each before what lies in it.
         owners: a user namespace whose map says how owners are shown; -1 for none.
-        passed: what has come with the order.
+        passed: the descriptors of the order.
         common: made before; taken if all that is in it is asked for.
         fresh_proc: a ``/proc`` of this process's own pid namespace; else the old one.
 
