@@ -232,6 +232,8 @@ class Conversations:
             answers[number] = (True, (await self.loop.ask(child, prompt)).text)
         except ModelError as why:
             answers[number] = (False, str(why))
+        except OSError as why:  # no thread can be started
+            answers[number] = (False, os.strerror(why.errno or errno.EIO))
 
     async def _child_xml(
         self, process: Process, number: int, is_good: bool, text: str

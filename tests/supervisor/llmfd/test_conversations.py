@@ -1,8 +1,10 @@
 """The tool loop, fork, spawn, summaries, with a model that follows a script."""
 
+import errno
 import json
+import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from xml.etree import ElementTree as ET
 
@@ -12,7 +14,7 @@ import trio.testing
 
 from supervisor.llm.conversations import MOST_KEPT_CHARS
 from supervisor.llm.gateway import NO_MEMORY
-from supervisor.llmfd import Json, LlmFd, Process, Tool
+from supervisor.llmfd import Json, LlmFd, Process, Tool, toolloop
 from supervisor.llmfd.service import MOST_COPIES
 from supervisor.llmfd.table import FdTable
 from supervisor.llmfd.toolloop import (
@@ -286,6 +288,31 @@ async def test_forks_within_forks_end(scene: Make) -> None:
     made = scene(model)
     answer = (await made.process.call("fork", prompts=["deeper"])).decode()
     assert "No more than 4 forks and spawns within each other" in answer
+
+
+async def test_a_copy_that_has_no_thread_stops_no_other(
+    scene: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def model(messages: list[Message]) -> Message:
+        if last(messages) == "long":
+            return calling(("show", {}))
+        return words("done")
+
+    async def refuse(is_long: bool, call: Callable[[], object]) -> object:
+        await trio.lowlevel.checkpoint()
+        if is_long:
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        return call()
+
+    made = scene(model)
+    made.service.tools["show"] = Tool("show", "", (), lambda _: b"x" * 1_000_000)
+    monkeypatch.setattr(toolloop, "in_thread_if", refuse)
+    answer = ET.fromstring(await made.process.call("fork", ["long", "short"]))
+    assert [child.get("success") for child in answer] == ["false", "true"]
+    assert text_of(answer[0]) == os.strerror(errno.EAGAIN)
+    assert text_of(answer[1]) == "done"
+    spawned = ET.fromstring(await made.process.call("spawn", "expert", "long"))
+    assert text_of(spawned[0]) == os.strerror(errno.EAGAIN)
 
 
 # spec S7: each has a table, and may have a connection to the provider.
