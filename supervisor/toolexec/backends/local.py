@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from hostlib.threads import in_thread
+from hostlib.threads import in_abandonable_thread, in_thread
 from hostlib.user_values import parse_limits
 from supervisor.sandbox import start as sandbox_start
 from supervisor.sandbox.groups import GroupBounds
@@ -41,6 +41,9 @@ if TYPE_CHECKING:
     from supervisor.spawn.process import SpawnedProcess
     from supervisor.spec import ChildSpec
     from supervisor.toolexec.sidecar_section import SidecarSection
+
+PROBES = 4
+"""Most tools that a sidecar looks for at once, those included whose client waits no more."""
 
 _NO_GROUPS = "a sidecar has none"
 _PRIVATE = 0o700
@@ -84,6 +87,7 @@ class LocalSidecar(Backend):
         self._state_dir = state_dir
         self._made_in = made_in
         self.tools = Availability(self._probe)
+        self._probes = trio.CapacityLimiter(PROBES)
         self._told: set[str] = set()
 
     # Life
@@ -251,8 +255,8 @@ class LocalSidecar(Backend):
         return env
 
     async def _probe(self, tool: str) -> str | None:
-        # PATH may lead through a network file system.
-        return await in_thread(_find, tool, self.path)
+        # PATH may lead through a network file system that does not answer.
+        return await in_abandonable_thread(_find, tool, self.path, limiter=self._probes)
 
 
 def state_of(spec: ChildSpec, sidecar: str) -> str:

@@ -1,9 +1,19 @@
 """Whether a tool is there: asked once a generation, by who wants to know."""
 
+import threading
+from typing import TYPE_CHECKING, cast
+
+import pytest
 import trio
 import trio.testing
 
+from hostlib import threads
 from supervisor.toolexec.availability import Availability
+from supervisor.toolexec.backends import local
+from supervisor.toolexec.sidecar_section import SidecarSection
+
+if TYPE_CHECKING:
+    from supervisor.parts import Parts
 
 
 class Probe:
@@ -113,3 +123,40 @@ async def test_an_answer_for_a_generation_that_is_over_is_not_kept() -> None:
         gate.set()
     probe.answers["cc"] = "/new/cc"
     assert await known.find("cc", 2) == "/new/cc"
+
+
+# A PATH may lead through a file system that does not answer.
+async def test_a_client_that_leaves_a_dead_path_waits_no_more_and_takes_no_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    is_over = threading.Event()
+
+    def find(tool: str, path: str, where: str) -> str:
+        del path, where
+        is_over.wait()
+        return f"/bin/{tool}"
+
+    monkeypatch.setattr(local, "find_executable", find)
+    section = SidecarSection(kind="go")
+    sidecar = local.LocalSidecar("go", section, cast("Parts", None), "/")
+    left: list[int] = []
+
+    async def ask(number: int) -> None:
+        try:
+            await sidecar.tools.find(f"tool-{number}", 1)
+        finally:
+            left.append(number)
+
+    async with trio.open_nursery() as nursery:
+        for number in range(threads.MAX_THREADS + 4):
+            nursery.start_soon(ask, number)
+        await trio.testing.wait_all_tasks_blocked(0.05)
+        try:
+            assert threads.statistics().borrowed_tokens == 0
+            assert not left
+            nursery.cancel_scope.cancel()
+            with trio.CancelScope(shield=True):
+                await trio.testing.wait_all_tasks_blocked(0.05)
+            assert len(left) == threads.MAX_THREADS + 4
+        finally:
+            is_over.set()
