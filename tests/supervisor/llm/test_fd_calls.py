@@ -3,6 +3,7 @@
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
+from xml.etree import ElementTree as ET
 
 import pytest
 import trio
@@ -10,9 +11,11 @@ import trio
 from supervisor.config.document import Config
 from supervisor.config.fds import FileDescriptorSection, ToolsSection
 from supervisor.fsproxy.replies import PROCESS_EXIT, REPLACED
+from supervisor.llm.errors import NO_MEMORY
 from supervisor.llmfd.service import FdService
 from tests.helpers.sessions import Line
 from tests.helpers.stage import Stage, eventually, open_model_stage
+from vfs.ledger import MOST_MEMORY_BYTES
 
 TOOLS = ["read_fd", "fork", "spawn", "summarize_fd"]
 HANGS = "!hang " * 2000
@@ -82,6 +85,19 @@ async def test_a_call_that_asks_the_model_ends_with_its_connection(
     with trio.fail_after(30):
         await line.gone()
     await eventually(lambda: not stage.provider.at_once)
+
+
+# spec S5: the request and its copies take 33,000 bytes, those of the model 16,000 more.
+async def test_a_call_of_a_copy_for_which_there_is_no_memory_says_so(
+    stage: Stage,
+) -> None:
+    line = await connected(stage)
+    budget = stage.llm.models.budget
+    with budget.reservation(line.client.ledger, MOST_MEMORY_BYTES - 40_000):
+        await begin(line, "fork", {"prompts": ["x" * 8000]})
+        answer = ET.fromstring(await line.body())
+    assert [str(child.text).strip() for child in answer] == [NO_MEMORY]
+    assert not stage.provider.served
 
 
 # spec L10, S2: for who is gone none begins.

@@ -13,7 +13,7 @@ import trio
 import trio.testing
 
 from supervisor.llm.conversations import MOST_KEPT_CHARS
-from supervisor.llm.gateway import NO_MEMORY
+from supervisor.llm.errors import NO_MEMORY
 from supervisor.llmfd import Json, LlmFd, Process, Tool, toolloop
 from supervisor.llmfd.service import MOST_COPIES
 from supervisor.llmfd.table import FdTable
