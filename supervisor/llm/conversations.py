@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from hostlib.threads import LARGE_BYTES, in_thread_if
-from supervisor.llm.gateway import NO_MEMORY, FailedCallError, NoMemoryError
+from supervisor.llm.errors import NO_MEMORY
+from supervisor.llm.gateway import FailedCallError, NoMemoryError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

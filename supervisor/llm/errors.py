@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from hostlib.documents import Object
 
-NO_MEMORY = "other requests of this child take its memory; ask again"
+NO_MEMORY = "other requests of this child take its memory; ask again when one has ended"
 
 MIB = 1024 * 1024
 

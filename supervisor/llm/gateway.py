@@ -31,6 +31,7 @@ from supervisor.llm.answer import first_text
 from supervisor.llm.answer_reader import AnswerError, BrokenOffError, ProviderError
 from supervisor.llm.apis import CHAT, EMBEDDINGS
 from supervisor.llm.deltas import drop_logprobs
+from supervisor.llm.errors import NO_MEMORY
 from supervisor.llm.provider import MAX_RETRIES, CallError, Request
 from supervisor.llm.quota import HeldQuotaError, QuotaError, Usage
 
@@ -57,8 +58,6 @@ TURN_STEPS = 32
 END_S = 0.5
 """How long a reply may continue after the last event of its answer; if it ends by then, the
 connection is reused."""
-
-NO_MEMORY = "other requests of this child take its memory; ask again when one has ended"
 
 MAX_SENT_TOKENS = 4096
 """Highest bound on the output that is sent without a configured one: models refuse a bound

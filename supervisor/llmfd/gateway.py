@@ -8,6 +8,11 @@ from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from hostlib.threads import in_thread
+from supervisor.llm.errors import NO_MEMORY
+from supervisor.llm.gateway import FailedCallError, NoMemoryError
+from supervisor.llm.prompt_size import size_of_body
+from supervisor.llm.quota import QuotaError
+from supervisor.llmfd.conversations import Conversations
 from supervisor.llmfd.toolloop import ModelError, ModelReply
 
 if TYPE_CHECKING:
@@ -18,7 +23,6 @@ if TYPE_CHECKING:
     from supervisor.llm.models import Models
     from supervisor.llm.service import LlmService
     from supervisor.llmfd import Json
-    from supervisor.llmfd.conversations import Conversations
     from supervisor.llmfd.service import FdService
     from vfs.filesystem import Client
     from vfs.payload import MemoryReservation, PayloadBudget
@@ -102,8 +106,6 @@ async def ask(
     models: Models, client: Client, body: Mapping[str, object], claim: bool
 ) -> Completion:
     """Make one call for a client under its rules, and pay for it."""
-    from supervisor.llm.prompt_size import size_of_body  # noqa: PLC0415 - with a model
-
     section = models.section
     # Encoded once more than it is sent: all of a prompt is paid for.
     size = await in_thread(size_of_body, body, share=client.ledger.threads)
@@ -116,17 +118,16 @@ async def ask(
         size=size,
         max_tokens=section.max_tokens,
     )
-    # The body that is sent, and the one that was measured.
-    with models.budget.reservation(client.ledger, 2 * size.size_bytes):
+    try:  # the body that is sent, and the one that was measured
+        memory = models.budget.reservation(client.ledger, 2 * size.size_bytes)
+    except OSError:
+        raise NoMemoryError(NO_MEMORY) from None
+    with memory:
         return await models.gateway.complete(call)
 
 
 def connect(fds: FdService, llm: LlmService) -> Conversations:
     """Connect a host's LLM fds with its model: fork, spawn, summaries, conversations."""
-    from supervisor.llm.gateway import FailedCallError  # noqa: PLC0415 - with a model
-    from supervisor.llm.quota import QuotaError  # noqa: PLC0415 - as above
-    from supervisor.llmfd.conversations import Conversations  # noqa: PLC0415 - as above
-
     models = llm.models
     failures = (FailedCallError, QuotaError)
     model = GatewayModel(models.presets, partial(ask, models), failures, models.budget)

@@ -25,7 +25,7 @@ import trio
 from hostlib.threads import LARGE_BYTES, in_thread_if
 from protocol import fdxml
 from supervisor.llm.conversations import MOST_KEPT_CHARS, file_text, long_user_text
-from supervisor.llm.gateway import NO_MEMORY
+from supervisor.llm.errors import NO_MEMORY
 from supervisor.llmfd import FOR_PROGRAMS, FdError, UnknownCallError, chat_schema
 from supervisor.llmfd.calls.wrapping import INPUT_SOURCE
 from supervisor.llmfd.table import extract, is_name

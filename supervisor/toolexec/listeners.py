@@ -49,9 +49,8 @@ INNER_PORT = 8087
 """The port of a child in its own net namespace if the host has none."""
 
 NO_WAY = (
-    "no way to its tools: its profile has unix_sockets = false, and no TCP address of this"
-    " host is in its reach; give it network = 'host' with such a [toolexec] listen, the"
-    " layer netns, or tools = []"
+    "no way to its tools: its profile has unix_sockets = false, and it reaches no TCP address;"
+    " give it layer netns, network = 'host' with a TCP listen, or tools = []"
 )
 """The reason for a child that is not started."""
 

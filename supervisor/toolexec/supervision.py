@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from supervisor.spawn.process import ExitStatus, SpawnedProcess
 
-PAUSES = RestartPolicy(
+RESTART_POLICY = RestartPolicy(
     restart="always",
     backoff_s=0.5,  # a server whose port is still taken needs a moment
     max_restarts=sys.maxsize,
@@ -36,7 +36,7 @@ PAUSES = RestartPolicy(
     max_backoff_s=30.0,
     spread=0.0,
 )
-"""Longest pause of a sidecar that never stays up."""
+"""A sidecar that ends is always started again, each time later, 30 s apart at most."""
 
 GRACE_S = 2.0
 """Grace period between SIGTERM and SIGKILL when the host stops."""
@@ -103,7 +103,7 @@ async def supervise(
 
     Cancellation: ends its process, bounded.
     """
-    restarts = Restarts(PAUSES, trio.current_time, random.random)
+    restarts = Restarts(RESTART_POLICY, trio.current_time, random.random)
     while True:
         restarts.started()
         try:

@@ -229,7 +229,7 @@ class File:
     def fitting(self, offset: int, size: int) -> int:
         """Return how many of ``size`` bytes can be kept now without waiting.
 
-        None while the disk is slow: threads write then.
+        0 while the disk is slow: threads write then.
         """
         if not self._mount.inline:
             return 0
