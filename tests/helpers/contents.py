@@ -1,5 +1,6 @@
 """LLM fds without a host: a process of a model, and what its answers say."""
 
+from functools import partial
 from xml.etree import ElementTree as ET
 
 import trio
@@ -21,9 +22,14 @@ def holding(text: str | bytes, page_size: int = 4000, source: str = "test") -> P
     return made
 
 
+def answer_of(asked: Process, name: str, /, *args: object, **kwargs: object) -> bytes:
+    """Do a call to its end, in a Trio of its own; return its answer."""
+    return trio.run(partial(asked.call, name, *args, **kwargs))
+
+
 def ask(asked: Process, name: str, /, *args: object, **kwargs: object) -> ET.Element:
-    """Do a call that awaits nothing; return its answer, parsed."""
-    return ET.fromstring(asked.call_now(name, *args, **kwargs))
+    """Do a call as ``answer_of``; return its answer, parsed."""
+    return ET.fromstring(answer_of(asked, name, *args, **kwargs))
 
 
 async def asking(
@@ -31,17 +37,6 @@ async def asking(
 ) -> ET.Element:
     """Do a call; return its answer, parsed."""
     return ET.fromstring(await asked.call(name, *args, **kwargs))
-
-
-def waiting(
-    asked: Process, name: str, /, *args: object, **kwargs: object
-) -> ET.Element:
-    """Do a call to its end, in a Trio of its own; return its answer, parsed."""
-
-    async def do() -> ET.Element:
-        return await asking(asked, name, *args, **kwargs)
-
-    return trio.run(do)
 
 
 def text_of(element: ET.Element | None) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 import pytest
 import trio
 
+from supervisor.llm.conversations import ChosenPreset, ConversationTurn
 from supervisor.llmfd import Checkpoints, ContentSettings, Json, Process, Store
 from supervisor.llmfd.conversations import Conversations
 from supervisor.llmfd.service import FdService
@@ -119,7 +120,9 @@ class Scene:
 
     async def chat(self, prompt: str, name: str = "") -> str:
         """Ask in a conversation, kept if it has a name; return the answer."""
-        reply = await self.conversations.chat(self.client, "general", prompt, name)
+        preset = ChosenPreset("general", "Be good.", has_tools=True, conversation=name)
+        turn = ConversationTurn(self.client, True, preset, prompt, ())
+        reply = await self.conversations.answer(turn)
         assert reply.whole is self.model
         return reply.text
 

@@ -12,7 +12,7 @@ from trio import CapacityLimiter
 
 from hostlib.threads import in_thread
 from supervisor.llmfd import ClientFiles, Store, errors, search
-from tests.helpers.contents import ask, failed, holding, process, text_of
+from tests.helpers.contents import answer_of, ask, failed, holding, process, text_of
 from tests.helpers.leaks import give_back
 from tests.helpers.sessions import Hall, hall
 
@@ -126,7 +126,7 @@ def test_no_answer_is_longer_than_a_client_takes(
         kind, _, message = failed(ask(made, name, **arguments))
         assert kind == "invalid_parameter"
         assert message.startswith("101 bytes are too long for one answer: ")
-    short = made.call_now("wrap_output", text="x" * 100, is_error=True)
+    short = answer_of(made, "wrap_output", text="x" * 100, is_error=True)
     assert short == b"x" * 100
 
 

@@ -5,18 +5,19 @@ import base64
 import json
 
 import pytest
+import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
 from supervisor.llmfd import Process, UnknownCallError
 from tests.helpers.contents import (
+    answer_of,
     ask,
     asking,
     failed,
     holding,
     process,
     text_of,
-    waiting,
 )
 
 LINES = "".join(f"line {n}\n" for n in range(1, 211))
@@ -29,7 +30,7 @@ def said(text: str, asked: Process) -> bytes:
     assert isinstance(call.func, ast.Name)
     args = [ast.literal_eval(arg) for arg in call.args]
     kwargs = {str(k.arg): ast.literal_eval(k.value) for k in call.keywords}
-    return asked.call_now(call.func.id, *args, **kwargs)
+    return answer_of(asked, call.func.id, *args, **kwargs)
 
 
 def of_the_design() -> Process:
@@ -142,7 +143,7 @@ def test_calls_of_the_design_that_follow_another() -> None:
 
 def test_there_is_no_close() -> None:
     with pytest.raises(UnknownCallError):
-        process().call_now("close_fd", fd="fd:1")
+        answer_of(process(), "close_fd", fd="fd:1")
 
 
 # Thresholds
@@ -155,7 +156,7 @@ def test_longer_than_the_limit_means_more_characters(
 ) -> None:
     text = letter * (8000 + extra)
     for name in ("wrap_output", "wrap_input"):
-        answer = process().call_now(name, text=text)
+        answer = answer_of(process(), name, text=text)
         assert answer.startswith(b"<fd_result ") is wrapped
         if not wrapped:
             assert answer.decode() == text
@@ -183,16 +184,17 @@ def test_a_long_input_says_so_in_its_own_words() -> None:
 
 def test_user_input_is_not_stored_if_that_is_turned_off() -> None:
     made = process(page_input=False)
-    assert made.call_now("wrap_input", text=LINES * 10).decode() == LINES * 10
+    assert answer_of(made, "wrap_input", text=LINES * 10).decode() == LINES * 10
     assert not made.table.fds
 
 
 def test_errors_and_answers_of_the_tools_themselves_go_on_as_they_are() -> None:
     made = process()
     text = "x" * 9000
-    assert made.call_now("wrap_output", text=text, is_error=True).decode() == text
+    assert answer_of(made, "wrap_output", text=text, is_error=True).decode() == text
     assert (
-        made.call_now("wrap_output", text=text, source="tool:read_fd").decode() == text
+        answer_of(made, "wrap_output", text=text, source="tool:read_fd").decode()
+        == text
     )
     assert not made.table.fds
 
@@ -204,13 +206,13 @@ def test_blocks_are_wrapped_one_by_one() -> None:
         {"type": "image", "data": "y" * 9000},
         {"type": "text", "text": "z" * 9000, "more": 1},
     ]
-    answer = json.loads(process().call_now("wrap_output", blocks=blocks))
+    answer = json.loads(answer_of(process(), "wrap_output", blocks=blocks))
     assert answer[0] == blocks[0]
     assert answer[2] == blocks[2]
     assert answer[1]["text"].startswith('<fd_result fd="fd:1" pages="3"')
     assert answer[3]["text"].startswith('<fd_result fd="fd:2" pages="3"')
     assert answer[3]["more"] == 1
-    assert json.loads(process().call_now("wrap_output", blocks=[])) == []
+    assert json.loads(answer_of(process(), "wrap_output", blocks=[])) == []
 
 
 # Binary
@@ -246,7 +248,7 @@ def test_text_that_came_as_base64_is_text() -> None:
     made = process()
     encoded = base64.b64encode(("é" * 9000).encode()).decode()
     assert ask(made, "wrap_output", base64=encoded).get("encoding") is None
-    assert made.call_now("wrap_output", base64="aGk=") == b"hi"
+    assert answer_of(made, "wrap_output", base64="aGk=") == b"hi"
     bad = ask(made, "wrap_output", base64="a\n")
     assert failed(bad)[0] == "invalid_parameter"
 
@@ -376,8 +378,13 @@ def test_a_name_is_one_descriptors() -> None:
 
 def test_ten_thousand_sections() -> None:
     made = holding(LINES)
-    for number in range(10_000):
-        made.call_now("mark_fd_section", "fd:1", 1 + number % 210, None, f"s{number}")
+
+    async def mark() -> None:
+        for number in range(10_000):
+            line = 1 + number % 210
+            await made.call("mark_fd_section", "fd:1", line, None, f"s{number}")
+
+    trio.run(mark)
     assert ask(made, "list_fd_sections", fd="fd:1").get("count") == "10000"
     marked = ask(made, "mark_fd_section", "fd:1", 3, 999, "s5")
     assert (marked.get("replaced"), marked.get("end_line")) == ("true", "210")
@@ -482,10 +489,8 @@ async def test_a_long_content_is_worked_on_in_a_thread() -> None:
     assert answer.get("matches") == "2000"
 
 
-def test_a_call_that_awaits_is_not_done_at_once() -> None:
-    with pytest.raises(UnknownCallError):
-        holding(LINES).call_now("fd_to_file", fd="fd:1", file_path="a")
-    answer = waiting(holding(LINES), "fd_to_file", fd="fd:1", file_path="a")
+def test_a_process_without_a_file_system_writes_no_file() -> None:
+    answer = ask(holding(LINES), "fd_to_file", fd="fd:1", file_path="a")
     assert failed(answer)[0] == "file_operation"
 
 
