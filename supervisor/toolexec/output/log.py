@@ -290,11 +290,6 @@ class OutputLog:
                 old.close()
             del self._stores[:-1]
 
-    @property
-    def waits_for_room(self) -> bool:
-        """Whether the tool waits until a reader has taken something."""
-        return bool(self._space)
-
     async def _make_room(self, store: LogStore) -> None:
         """Open the next store, or wait for the slowest reader."""
         if isinstance(store, LogHead):
