@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 import msgspec
 
 from hostlib.log import place_of
-from supervisor.fleet.messages import VERSION, VersionError, check_version
+from supervisor.fleet.messages import VersionError, check_version
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -81,7 +81,7 @@ class Requests:
             args: its arguments as JSON.
         """
         try:
-            check_version("a node actor", version, VERSION)
+            check_version("a node actor", version, refuser=self._actor)
             return True, msgspec.json.encode(await self._handler(do)(args))
         except self._transient as why:
             return None, str(why).encode()

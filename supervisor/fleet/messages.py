@@ -20,15 +20,23 @@ class VersionError(Exception):
     """Two parts of the fleet cannot talk; the text names both versions."""
 
 
-def check_version(part: str, theirs: str, ours: str = VERSION) -> None:
+def check_version(
+    part: str, theirs: str, ours: str = VERSION, refuser: str = "the directory"
+) -> None:
     """Refuse a part of the fleet whose version is another one.
+
+    Args:
+        part: that asks.
+        theirs: its version.
+        ours: that of the part which refuses.
+        refuser: that part.
 
     Raises:
         VersionError: it is.
     """
     if theirs != ours:
         raise VersionError(
-            f"cannot admit {part}: its version is {theirs!r}, the directory's is"
+            f"cannot admit {part}: its version is {theirs!r}, {refuser}'s is"
             f" {ours!r}; install one version everywhere"
         )
 

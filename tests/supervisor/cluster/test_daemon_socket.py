@@ -133,6 +133,19 @@ async def test_a_leave_that_is_cancelled_leaves_the_node_linked(tmp_path: Path) 
         nursery.cancel_scope.cancel()
 
 
+# spec FL1: each part names itself beside its version.
+async def test_a_node_actor_that_refuses_a_version_names_itself(
+    tmp_path: Path,
+) -> None:
+    node = service(f"{tmp_path}/control")
+    is_done, data = await node.answer("fleet-0", "join-state", b"{}")
+    assert is_done is False
+    assert data.decode() == (
+        "cannot admit a node actor: its version is 'fleet-0', this node actor's is"
+        f" {VERSION!r}; install one version everywhere"
+    )
+
+
 # spec FL3, FL11
 async def test_a_stream_whose_daemon_ends_is_not_whole(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as listener:
