@@ -74,7 +74,7 @@ $(STAMP): requirements-dev.txt pyproject.toml
 	$(BIN)/python -m pip install --quiet --require-hashes --no-deps --only-binary :all: -r requirements-dev.txt; \
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .; \
 	$(BIN)/python -m pip check; \
-	$(BIN)/python -m compileall -q supervisor vfs hostlib protocol; \
+	$(BIN)/python -m compileall -q sandhost supervisor vfs hostlib protocol; \
 	touch $@
 
 $(FUZZ_STAMP): $(STAMP) requirements-fuzz.txt

@@ -6,6 +6,6 @@ ends Ray on this machine, without importing it; `setup` is the program between t
 `fleet_child` is a child in the hand of a Python program, which speaks to the door, too;
 `ray_sandbox` has it behind Ray's own interface.
 
-Public: `admission`, `client`, `command_server`, `commands`, `names`, `peers`,
-`ray_processes`, `signals`.
+Public: `admission`, `client`, `command_server`, `commands`, `fleet_child`, `names`,
+`peers`, `ray_processes`, `ray_sandbox`, `signals`.
 """

@@ -11,7 +11,7 @@ from pathlib import Path
 from pathspec import GitIgnoreSpec
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("protocol", "hostlib", "vfs", "supervisor")
+PACKAGES = ("protocol", "hostlib", "vfs", "supervisor", "sandhost")
 
 
 @cache
@@ -37,7 +37,7 @@ def _walk(directory: Path, ignored: GitIgnoreSpec) -> list[Path]:
 
 @cache
 def product_files() -> tuple[Path, ...]:
-    """Return the Python files of the three packages, sorted."""
+    """Return the Python files of the packages, sorted."""
     return tuple(
         path
         for path in tree_files()
