@@ -6,7 +6,8 @@ as descriptors from 3 on. Sources: sd_notify(3), sd_listen_fds(3).
 1. Without ``$NOTIFY_SOCKET`` every call does nothing.
 2. A message that cannot be sent is dropped; the manager notices by itself.
 3. Only the main process sends (NotifyAccess=main): children do not get the variable.
-4. Passed sockets are moved at once: 3 is the number of a child's door.
+4. A reload before the first READY is not told: its end would tell that the host is ready.
+5. Passed sockets are moved at once: 3 is the number of a child's door.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ class Notifier:
     def __init__(self, address: str | None) -> None:
         self._address = address
         self._sock: socket.socket | None = None
+        self._is_ready = False
         if address:
             kind = socket.SOCK_DGRAM | socket.SOCK_CLOEXEC
             self._sock = socket.socket(socket.AF_UNIX, kind)
@@ -76,13 +78,21 @@ class Notifier:
         )
 
     def ready(self, status: str) -> None:
-        """Send that the start or a reload is complete."""
+        """Send that the start is complete."""
+        self._is_ready = True
         self.send(READY=1, STATUS=status)
 
     def reloading(self) -> None:
-        """Send that a reload begins; ``ready`` ends it (Type=notify-reload)."""
+        """Send that a reload begins; ``reloaded`` ends it (Type=notify-reload)."""
+        if not self._is_ready:  # rule 4
+            return
         now_us = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
         self.send(RELOADING=1, MONOTONIC_USEC=now_us, STATUS="reloading")
+
+    def reloaded(self, status: str) -> None:
+        """Send that a reload is complete."""
+        if self._is_ready:  # rule 4
+            self.ready(status)
 
     def stopping(self, status: str) -> None:
         """Send that the host is stopping."""

@@ -217,6 +217,7 @@ class Daemon:
         self._notifier = opened.notifier
         self._activated = opened.activated
         self._stop_asked = trio.Event()
+        self._has_begun = trio.Event()  # all configured or restored children are known
         self._grace_s = settings_of(options.config).grace_s
         self._overdue = Overdue()
         self._went_well = True
@@ -293,6 +294,7 @@ class Daemon:
             children.start_configured()
         else:
             nursery.start_soon(_apply_config, host, children)
+        self._has_begun.set()
 
     async def _open_member(
         self, host: Host, children: Children, nursery: trio.Nursery, orders: Orders
@@ -382,14 +384,24 @@ class Daemon:
         async with trio.open_nursery() as nursery:
             async for number in signals:
                 if number == signal.SIGHUP:
-                    nursery.start_soon(_reload, change.host, actions)
+                    reload = partial(_reload, change.host, actions)
+                    nursery.start_soon(self._obey, reload)
                 elif number == signal.SIGUSR2:
-                    nursery.start_soon(change.try_replace)
+                    nursery.start_soon(self._obey, change.try_replace)
                 elif self._stop_asked.is_set():
                     self._went_well = False
                     children.stop_rest_at_once()
                 else:
                     self.request_stop()
+
+    async def _obey(self, order: Callable[[], Awaitable[object]]) -> None:
+        """Carry out an order when the children have begun, unless a stop was asked for.
+
+        Before, a reload would take all of them for new ones.
+        """
+        await self._has_begun.wait()
+        if not self._stop_asked.is_set():
+            await order()
 
     async def _stop(self, host: Host, children: Children) -> None:
         if self._member is not None:
@@ -432,7 +444,7 @@ class Daemon:
             if begins:
                 self._notifier.reloading()
             else:
-                self._notifier.ready(_status(children))
+                self._notifier.reloaded(_status(children))
 
         return tell
 

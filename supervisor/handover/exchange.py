@@ -143,7 +143,7 @@ class Change:
             host.log.write("ERROR", f"Not replaced: {why}", reason=str(why))
             raise
         finally:
-            self._notifier.ready(f"{len(host.children)} children")
+            self._notifier.reloaded(f"{len(host.children)} children")
 
 
 async def replace(
