@@ -362,10 +362,18 @@ class Child:
             self.process.send_signal(signal.SIGKILL)
 
     async def _wait_swept(self) -> None:
-        """Wait until nothing that the dead process left behind is alive."""
-        if self.process is not None and self.exit is not None:
-            with trio.move_on_after(SWEEP_TIMEOUT_S):
+        """Wait until nothing of the dead or killed process is alive.
+
+        Also after a start that failed or was cancelled: its user is given back then.
+        """
+        if self.process is None:
+            return
+        with trio.move_on_after(SWEEP_TIMEOUT_S, shield=True):
+            try:
                 await self.process.wait_swept()
+            except LaunchpadLost:
+                if self.exit is not None:
+                    raise
 
     async def _enforce_end(self) -> None:
         """Kill the child if it outlives the grace period of a stop (spec S6)."""
@@ -524,6 +532,8 @@ class Child:
     ) -> None:
         """Restore the descriptors of the program before, for the same order of release."""
         host = self._host
+        if state.walls is not None:
+            self._restore_walls(state.walls, stack)
         if self._workspaces is not None:
             self._workspaces.restore(stack, state.held)
         else:
@@ -536,8 +546,8 @@ class Child:
         stack.callback(self._ends.close)
         nursery = await self._open_nursery(stack)
         self.clients.restore(nursery, state.session, side, numbered)
-        if state.walls is not None:
-            self._restore_walls(state.walls, state.held, stack)
+        if self.wanted is not None:
+            self._restore_shown(self.wanted, state.held)
         stack.push_async_callback(self._wait_swept)
         if state.door_fd >= 0:
             listener = _socket.socket(fileno=state.door_fd)
@@ -551,20 +561,21 @@ class Child:
             ProcessState(state.ident, state.pid, state.create_time, state.pidfd, init)
         )
         stack.callback(self.process.close)
+        stack.callback(self._kill_unless_ended)
         self._watch_forks(stack)
 
-    def _restore_walls(
-        self, left: WallsState, held: Mapping[int, str], stack: AsyncExitStack
-    ) -> None:
-        """Restore the walls that it runs in."""
+    def _restore_walls(self, left: WallsState, stack: AsyncExitStack) -> None:
+        """Restore the walls that it runs in, with its user and groups."""
         self.walls = restore_walls(left)
-        wanted, groups = restore_wanted(self._host, self.spec, left, stack)
-        self.wanted = wanted
+        self.wanted, groups = restore_wanted(self._host, self.spec, left, stack)
+        if groups.made:
+            self.limits.restore(groups)
+
+    def _restore_shown(self, wanted: WantedWalls, held: Mapping[int, str]) -> None:
+        """Restore what it and its tools see; it has its places and workspaces."""
         wanted.files.readable = self.spec.readable(self.places)
         if self._workspaces is not None:
             self._workspaces.restore_shown(wanted, held)
-        if groups.made:
-            self.limits.restore(groups)
 
     def _resume(self, state: ChildState) -> None:
         """Continue where the program before has stopped."""

@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -110,3 +111,49 @@ def test_tools_and_fd_3_of_a_daemon_go_on() -> None:
             assert_clean(running)
             assert running.end() == 0
         assert os.listdir(where / "repo") == []
+
+
+TELLING = """
+import os, runpy, sys
+from pathlib import Path
+
+from supervisor.children import child, child_workspaces
+from supervisor.host import Host
+from supervisor.sandbox.plan import Machine
+
+def tell(owner, name):
+    do = getattr(owner, name)
+    def told(*args, **named):
+        with Path({path!r}).open("a") as file:
+            print(name, file=file)
+        return do(*args, **named)
+    setattr(owner, name, told)
+
+tell(Machine, "give_user_back")
+tell(Host, "give_groups_back")
+tell(child_workspaces, "record_end")
+tell(child, "close_places")
+runpy.run_path({program!r})
+"""
+"""A next program that tells what it gives back of a child, in its order."""
+
+
+# Else the next child may get the user while the changes are still being recorded.
+@pytest.mark.nobody
+def test_a_child_that_goes_on_gives_its_user_back_last(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    told, program = tmp_path / "told", tmp_path / "telling.py"
+    replacing = str(CHILDREN / "replaced.py")
+    program.write_text(TELLING.format(path=str(told), program=replacing))
+    with hands(tmp_path, "one") as (hand,):
+        with replaced(tmp_path, prepared(hand, tmp_path)) as host:
+            host.next_is(f'exec {sys.executable} -I {program} "$@"')
+            host.replace()
+            assert hand.ask(b"PING\n") == b"OK"
+            hand.tell("os._exit(0)")
+            assert host.wait() == 0
+    order = ["close_places", "record_end", "give_groups_back", "give_user_back"]
+    given_back = told.read_text().split()
+    # Here a child may have no groups, and none has a user but of a host that is root.
+    assert given_back == [name for name in order if name in given_back]
+    assert set(given_back) >= {"close_places", "record_end"}
