@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 import trio
 
+from hostlib.linux import processes
 from hostlib.readiness import wait_readable
 from supervisor.spawn.launchpad import wire
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from hostlib.linux import processes
 
 # The report of an exit leaves the launchpad microseconds after the pidfd wakes us; a
 # machine that needs longer is in such trouble that no status is worth waiting for.
@@ -121,22 +120,31 @@ class Record:
         if not fds:  # this process may open no more: nothing names the child
             self.failure = (errno.EMFILE, "pidfd", b"")
         elif self.abandoned:
-            os.close(fds[0])
+            _end(fds[0])
         else:
             self.born = (*born, fds[0])
         self.started.set()
 
     def let_go(self) -> None:
-        """Close what is held of a child that no caller gets."""
+        """End a child that no caller gets, now or when it is born."""
         self.abandoned = True
         if self.born is not None:  # it was born as the caller was cancelled
-            os.close(self.born[-1])
+            _end(self.born[-1])
 
     def tell_exit(self) -> None:
         """Tell the tasks that wait that `status` is there, or never will be."""
         self.exited.set()
         if self.at_exit is not None:
             self.at_exit()
+
+
+def _end(pidfd: int) -> None:
+    """Kill a process that no caller gets, and close its pidfd.
+
+    The launchpad may not hear of it: its socket can be full.
+    """
+    processes.signal_pidfd(pidfd, signals.SIGKILL)
+    os.close(pidfd)
 
 
 class ProcessState(msgspec.Struct):

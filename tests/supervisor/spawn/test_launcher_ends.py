@@ -18,7 +18,8 @@ import trio
 
 from hostlib.linux import processes
 from hostlib.linux.syscalls import PR_SET_CHILD_SUBREAPER
-from supervisor.spawn.process import LaunchpadLost, SpawnedProcess
+from supervisor.spawn.launchpad import wire
+from supervisor.spawn.process import LaunchpadLost, Record, SpawnedProcess
 from supervisor.spawn.request import SpawnError
 from tests.helpers.spawning import (
     FAMILY,
@@ -251,6 +252,25 @@ async def test_a_cancelled_spawn_leaves_no_child(stage: LauncherStage) -> None:
             assert await stream.receive_some() == b""  # no `sleep` holds the other end
             while stage.launcher.statistics()["children"]:
                 await trio.lowlevel.checkpoint()
+
+
+# The order to end it may not leave for the launchpad: the control socket can be full.
+@pytest.mark.parametrize("is_born_first", [False, True])
+def test_a_child_that_no_caller_gets_is_killed(is_born_first: bool) -> None:
+    with subprocess.Popen(["/bin/sleep", "1000"]) as process:
+        try:
+            pidfd = os.pidfd_open(process.pid)
+            record = Record()
+            if not is_born_first:
+                record.let_go()
+            record.take(wire.SPAWNED, [process.pid, 0, (), -1], [pidfd])
+            if is_born_first:
+                record.let_go()
+            assert process.wait(PATIENCE_S) == -signal.SIGKILL
+            with pytest.raises(OSError, match="Bad file descriptor"):
+                os.fstat(pidfd)
+        finally:
+            process.kill()
 
 
 async def test_a_cancelled_launcher_ends_everything(tmp_path: Path) -> None:
