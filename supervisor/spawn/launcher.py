@@ -413,7 +413,10 @@ class Launcher:
         return record.born
 
     async def _abandon(self, ident: int, record: Record) -> None:
-        """End a child that `spawn` does not give to anybody, born yet or not."""
+        """End a child that no caller gets, born yet or not; wait until it is gone.
+
+        Bounded. Its user and directories are given back then.
+        """
         record.let_go()
         if ident not in self._records:  # it failed before it was anything
             return
@@ -421,6 +424,7 @@ class Launcher:
         with trio.move_on_after(STOP_TIMEOUT_S, shield=True):
             with contextlib.suppress(LaunchpadLost):  # then it is dead already
                 await self.send(message)
+                await record.swept.wait()
 
     # ---------------------------------------------------------- the end
 
