@@ -6,7 +6,8 @@
 3. A child's exit is reported first. With a pid namespace, its init is killed then.
 4. It ends only after its host (EOF) and the whole tree; if it is killed, PR_SET_PDEATHSIG
    and the host end the rest. A deadline (ARM) does so by the kernel's timer.
-5. It never blocks, and sleeps without events. Standard library only, without ``json``: it
+5. It sleeps without events, and blocks only for a process that it forks for something
+   seldom (``owners``, ``addition``: 1 ms). Standard library only, without ``json``: it
    starts in the time of a bare interpreter plus 4 ms. Read next: ``wire``, ``life``.
 """
 

@@ -1,4 +1,4 @@
-"""A start that fails or is cancelled gives its user back when its processes are gone."""
+"""A start that is given up keeps its user until its processes are gone."""
 
 import errno
 import os

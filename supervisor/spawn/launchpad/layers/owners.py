@@ -9,9 +9,14 @@ gives a user to another child when the first is gone.
 
 from __future__ import annotations
 
+import _socket
 import os
 
 from hostlib.linux import namespaces
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import NoReturn
 
 _HIGHEST = 0xFFFFFFFE  # of user numbers; the last one means "none"
 
@@ -37,34 +42,42 @@ def owners_of(uid: int, owner: int = 0) -> int:
 
 
 def _make(low: int, high: int) -> int:
-    ready_out, ready_in = os.pipe2(os.O_CLOEXEC)
-    stay_out, stay_in = os.pipe2(os.O_CLOEXEC)
-    pid = os.fork()
+    """Return a descriptor of a new namespace in which two numbers change places."""
+    ours, theirs = _socket.socketpair()
+    try:
+        pid = os.fork()
+    except OSError:
+        ours.close()
+        theirs.close()
+        raise
     if pid == 0:
-        try:
-            os.close(stay_in)
-            namespaces.unshare(namespaces.NEW_USER)
-            os.write(ready_in, b"+")
-            os.read(stay_out, 1)
-        except OSError as error:
-            os._exit((error.errno or 1) & 127)
-        finally:
-            os._exit(0)
-    for fd in (ready_in, stay_out):
-        os.close(fd)
+        _live_in_namespace(ours, theirs)
+    theirs.close()
     fd = -1
     try:
-        if os.read(ready_out, 1):
+        if ours.recv(1):
             for name in ("uid_map", "gid_map"):
                 _write(f"/proc/{pid}/{name}", _swap(low, high).encode())
             fd = os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
     finally:
-        os.close(ready_out)
-        os.close(stay_in)
+        ours.close()
         _, status = os.waitpid(pid, 0)
     if fd < 0:
         raise OSError(os.waitstatus_to_exitcode(status), "no user namespace")
     return fd
+
+
+def _live_in_namespace(parents: _socket.socket, own: _socket.socket) -> NoReturn:
+    """Enter a new user namespace, tell so, and end when the parent closes its end."""
+    try:
+        parents.close()
+        namespaces.unshare(namespaces.NEW_USER)
+        own.send(b"+")
+        own.recv(1)
+    except OSError as error:
+        os._exit((error.errno or 1) & 127)
+    finally:
+        os._exit(0)
 
 
 def _swap(low: int, high: int) -> str:
