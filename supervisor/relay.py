@@ -42,6 +42,7 @@ from supervisor.sandbox.scratch import remove_tree
 from supervisor.sandbox.shown_files import ShownFiles
 from supervisor.spawn.inner_pair import InnerListener
 from supervisor.spawn.launcher import Launcher
+from supervisor.spawn.process import ExitStatus
 from supervisor.spawn.request import SpawnRequest, find_executable
 from vfs.relay import RelayError, open_relay
 
@@ -209,8 +210,23 @@ async def _relay_or_say_why(launchpad: LaunchpadProcess, asked: Nested) -> int:
 
 async def _relay(launchpad: LaunchpadProcess, asked: Nested) -> int:
     stopped_by: list[int] = []
+    process: SpawnedProcess | None = None
+    status = ExitStatus()
     with trio.open_signal_receiver(*heeded_signals()) as signals:
         async with trio.open_nursery() as nursery:
+
+            async def stop_on_signal() -> None:
+                async for number in signals:
+                    stopped_by.append(number)
+                    if process is None:  # its start can hang, and it cannot be asked
+                        nursery.cancel_scope.cancel()
+                    elif len(stopped_by) == 1:
+                        process.send_signal(signal.SIGTERM)
+                        nursery.start_soon(_kill_later, process)
+                    else:
+                        process.send_signal(signal.SIGKILL)
+
+            nursery.start_soon(stop_on_signal)
             launcher = Launcher(launchpad)
             await nursery.start(launcher.run)
             async with open_relay() as relay, AsyncExitStack() as stack:
@@ -224,17 +240,6 @@ async def _relay(launchpad: LaunchpadProcess, asked: Nested) -> int:
                     process = await _spawn(launcher, asked, door, env, network)
                 finally:
                     nested.child_end.close()
-
-                async def stop_on_signal() -> None:
-                    async for number in signals:
-                        stopped_by.append(number)
-                        if len(stopped_by) == 1:
-                            process.send_signal(signal.SIGTERM)
-                            nursery.start_soon(_kill_later, process)
-                        else:
-                            process.send_signal(signal.SIGKILL)
-
-                nursery.start_soon(stop_on_signal)
                 status = await process.wait_exit()
                 await relay.client_done(nested)
                 with trio.move_on_after(SWEEP_TIMEOUT_S):

@@ -1,12 +1,16 @@
 """`sandhost relay` as a user types it, inside a child of a real host."""
 
+import os
+import signal
 from pathlib import Path
 
 import pytest
 
+from hostlib.linux import processes
 from protocol.toolexec.token import identity, parse_narrowed
 from supervisor.spawn.launchpad.layers import landlock
-from tests.helpers.command import SANDHOST, sandhost
+from tests.helpers.command import SANDHOST, finished, running, sandhost
+from tests.helpers.hanging import hanging
 from tests.system.e2e.older import without
 
 pytestmark = pytest.mark.slow
@@ -34,6 +38,12 @@ def has_landlock() -> bool:
         return landlock.version() > 0
     except OSError:
         return False
+
+
+def is_starting(relay: int) -> bool:
+    """Return whether the launchpad of a relay has forked a nested child."""
+    launchpads = processes.children_of(relay)
+    return any(processes.children_of(launchpad) for launchpad in launchpads)
 
 
 def test_a_nested_child_shares_the_root_and_its_status_comes_back(root: Path) -> None:
@@ -123,6 +133,22 @@ def test_a_nested_child_that_cannot_start_says_why(
     assert (code, out) == (status, b"")
     assert said in err
     assert err.count(b"\n") == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_nested_child_whose_start_hangs_is_stopped(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    with hanging(tmp_path) as program:
+        script = f"echo $$; exec {SANDHOST} relay -- {program}"
+        words = ("run", "--sandbox", "none", "--", "sh", "-c", script)
+        with running(*words) as host:
+            assert host.stdout is not None
+            pid = int(host.stdout.readline())
+            while not is_starting(pid):
+                assert host.poll() is None
+            os.kill(pid, number)
+            assert finished(host).status == 128 + number
 
 
 @pytest.mark.parametrize("option", ["--model x", "--quota 5"])
