@@ -226,6 +226,7 @@ class KeptChild:
         """Prepare for ``run``; return False if a run is under way already."""
         if not self.settled.is_set():
             if self.phase is Phase.BACKING_OFF:
+                self.restarts.reset()
                 self._waiting.cancel()
                 self._expect_start()
             return False
@@ -291,7 +292,9 @@ class KeptChild:
     async def _wait_for_next(self, status: int) -> bool:
         """Record a process's end and wait for the restart; return False if none is due."""
         self.status = status
-        meaning = self.restarts.ended(status)
+        # The end that was asked for is no reason to count a restart.
+        is_ending = self.phase is Phase.ENDING
+        meaning = RestartEvent.ENDED if is_ending else self.restarts.ended(status)
         action = self._handle(meaning)
         self.ended.set()
         if action is not RestartAction.WAIT:

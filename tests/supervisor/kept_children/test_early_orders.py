@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import trio
-from trio.testing import MockClock
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from hostlib.log import Log
 from supervisor.children.specs import ChildOptions
@@ -16,12 +16,15 @@ from supervisor.kept_children.kept_state import KeptChildState
 from supervisor.spawn.restarts import Phase, RestartsState
 
 
-def make_child(name: str, scratch_dir: str | None = None) -> KeptChild:
+def make_child(
+    name: str, scratch_dir: str | None = None, room: int = 1, **section_keys: Any
+) -> KeptChild:
     """Return a child that nobody has started."""
-    host: Any = SimpleNamespace(log=Log())
+    journal = SimpleNamespace(write=lambda *_, **__: None)
+    host: Any = SimpleNamespace(log=Log(), journal=journal)
     log: Any = SimpleNamespace(segments=SimpleNamespace(dropped_bytes=0))
-    shared = SharedParts(scratch_dir, trio.Semaphore(1))
-    section = ChildSection(["true"])
+    shared = SharedParts(scratch_dir, trio.Semaphore(room))
+    section = ChildSection(["true"], **section_keys)
     return KeptChild(host, name, section, ChildOptions(), log, shared)
 
 
@@ -83,3 +86,33 @@ async def test_a_start_without_directories_gives_its_place_back(tmp_path: Path) 
             await child.run([])
     reason = "did not start: cannot make its directories: No such file or directory"
     assert (child.phase, child.reason) == (Phase.ENDED, reason)
+
+
+# `ps` shows the number.
+async def test_an_end_on_request_counts_no_restart(autojump_clock: MockClock) -> None:
+    del autojump_clock
+    child = make_child("child", room=0, restart="always")
+    async with trio.open_nursery() as nursery:
+        assert child.begin()
+        nursery.start_soon(child.run, [])
+        await wait_all_tasks_blocked()  # for a place to start
+        child.stop()
+    assert child.phase is Phase.STOPPED
+    assert child.extra_fields()["restarts"] == 0
+
+
+async def test_a_start_on_request_between_two_begins_with_a_clean_record(
+    tmp_path: Path,
+) -> None:
+    keys = {"restart": "always", "max_restarts": 1, "backoff": "1h", "within": "1d"}
+    child = make_child("child", str(tmp_path / "absent"), **keys)
+    assert child.begin()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(child.run, [])
+        await wait_all_tasks_blocked()
+        assert child.phase is Phase.BACKING_OFF
+        assert not child.begin()
+        await wait_all_tasks_blocked()
+        phase = child.phase
+        child.stop()
+    assert phase is Phase.BACKING_OFF  # and not given up
