@@ -93,6 +93,7 @@ class Host(Parts):
         self.metrics: object = None
         self.on_overdue: Callable[[Child], None] = lambda _child: None
         self.next_child = 1
+        self._has_told_stop = False
 
     def absent_rows(self) -> list[dict[str, object]]:
         """Return the rows of kept children that have no process now, as in ``ps``."""
@@ -178,9 +179,15 @@ class Host(Parts):
         for child in tuple(self.children.values()):
             child.stop(grace_s)
 
+    def tell_stop(self) -> None:
+        """Write, once, that the host is stopping and how many children it has."""
+        if not self._has_told_stop:
+            self._has_told_stop = True
+            self.journal.write("host.stopping", children=len(self.children))
+
     async def stop(self, grace_s: float | None = None) -> None:
         """Stop every child and wait until all are gone (spec S6)."""
-        self.journal.write("host.stopping", children=len(self.children))
+        self.tell_stop()
         self.request_stop(grace_s)
         for child in tuple(self.children.values()):
             await child.gone.wait()

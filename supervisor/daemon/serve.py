@@ -409,7 +409,7 @@ class Daemon:
             with trio.move_on_after(SETTLE_S), suppress(LinkError):
                 await self._member.leave()
         self._notifier.stopping(f"stopping {len(host.children)} children")
-        host.journal.write("host.stopping", children=len(host.children))
+        host.tell_stop()
         in_a_row = longest_chain({k.name: k.section.after for k in children})
         patience_s = self._grace_s * in_a_row + SETTLE_S
         with trio.move_on_after(patience_s) as patience:

@@ -40,6 +40,7 @@ def test_children_run_when_it_is_ready_and_are_gone_when_it_ended(
         pids = [row.pid for row in rows.values()]
         assert all(row.state == "running" for row in rows.values())
         assert running.end() == 0
+    assert [row["children"] for row in journal(tmp_path, "host.stopping")] == [2]
     assert not any(os.path.exists(f"/proc/{pid}") for pid in pids)
     assert not left_in(tmp_path)
     assert not (tmp_path / "run" / "control").exists()
