@@ -820,14 +820,20 @@ class Child:
     def send_signal(self, number: int) -> None:
         """Send a signal to the child's process, if it has not ended."""
         if self.process is not None:
-            self._host.forks.signalled(self.id, number)
+            self._tell_signal(self.process, number)
             self.process.send_signal(number)
-            self._host.journal.write(
-                "child.signalled",
-                child_id=self.id,
-                pid=self.process.pid,
-                signal=int(number),
-            )
+
+    async def signal_tree(self, number: int) -> None:
+        """Send a signal to the child's process and to all beneath it."""
+        if self.process is not None:
+            self._tell_signal(self.process, number)
+            await self.process.signal_tree(number)
+
+    def _tell_signal(self, process: SpawnedProcess, number: int) -> None:
+        self._host.forks.signalled(self.id, number)
+        self._host.journal.write(
+            "child.signalled", child_id=self.id, pid=process.pid, signal=int(number)
+        )
 
     def _report(self) -> None:
         journal, status = self._host.journal, self.status

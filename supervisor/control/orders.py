@@ -235,12 +235,12 @@ class DaemonOrders:
         number = _signal(args.signal)
         if child.process is None:
             raise OrderError(f"cannot kill {args.name}: it is being started; try again")
-        self._host.forks.signalled(child.id, number)
+        pid = child.process.pid
         if args.tree:
-            await child.process.signal_tree(number)
+            await child.signal_tree(number)
         else:
-            child.process.send_signal(number)
-        return {"id": child.id, "pid": child.process.pid, "signal": number}
+            child.send_signal(number)
+        return {"id": child.id, "pid": pid, "signal": number}
 
     def _running(self, name: str) -> Child:
         kept = self._children.find(name)

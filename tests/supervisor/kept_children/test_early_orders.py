@@ -104,7 +104,12 @@ async def test_an_end_on_request_counts_no_restart(autojump_clock: MockClock) ->
 async def test_a_start_on_request_between_two_begins_with_a_clean_record(
     tmp_path: Path,
 ) -> None:
-    keys = {"restart": "always", "max_restarts": 1, "backoff": "1h", "within": "1d"}
+    keys: dict[str, Any] = {
+        "restart": "always",
+        "max_restarts": 1,
+        "backoff": "1h",
+        "within": "1d",
+    }
     child = make_child("child", str(tmp_path / "absent"), **keys)
     assert child.begin()
     async with trio.open_nursery() as nursery:

@@ -7,6 +7,7 @@ import base64
 import json
 import os
 import shutil
+import signal
 import socket
 import threading
 from collections.abc import Iterator
@@ -127,14 +128,17 @@ def test_orders_tell_programs_what_they_did(tmp_path: Path) -> None:
         killed = sandhost("kill", *control, "-s", "CONT", "one")
         row = {"name": "one", "id": started.id, "pid": started.pid, "signal": 18}
         assert json.loads(killed.out) == row
+        assert sandhost("kill", *control, "--tree", "-s", "WINCH", "one").status == 0
         stubborn = "trap '' TERM; echo on; while :; do sleep 1000; done"
         it.client.spawn(["sh", "-c", stubborn], name="two", policy="open")
         it.wait(lambda: it.log("two"), "a word of two")
         stopped = sandhost("stop", *control, "one")
         assert json.loads(stopped.out) == [{"name": "one", "status": 143}]
         events = sandhost("events", *control, "--no-follow").out.splitlines()
-        names = [json.loads(line)["event"] for line in events]
-        assert names.count("child.spawned") == 2
+        rows = [json.loads(line) for line in events]
+        assert [row["event"] for row in rows].count("child.spawned") == 2
+        signals = [row["signal"] for row in rows if row["event"] == "child.signalled"]
+        assert signals == [signal.SIGCONT, signal.SIGWINCH, signal.SIGTERM]
         ended = sandhost("stop", *control, "--grace", "0.1s")
         result = json.loads(ended.out)
         assert result["overdue"] == 1
