@@ -525,6 +525,7 @@ class Child:
             walls=snapshot_walls(self.walls, self.wanted, born.init),
             door_fd=door_fd,
             door_name="" if door is None else door.name,
+            past_traffic=self.clients.past,
         )
 
     async def _restore(
@@ -546,6 +547,7 @@ class Child:
         stack.callback(self._ends.close)
         nursery = await self._open_nursery(stack)
         self.clients.restore(nursery, state.session, side, numbered)
+        self.clients.past = state.past_traffic
         if self.wanted is not None:
             self._restore_shown(self.wanted, state.held)
         stack.push_async_callback(self._wait_swept)

@@ -8,6 +8,7 @@ import msgspec
 
 from hostlib.handover import HandoverError, bytes_as_text, text_as_bytes
 from supervisor.fsproxy.session_state import SessionState  # noqa: TC001 - msgspec looks at it
+from supervisor.fsproxy.traffic import Traffic
 from supervisor.spec import ChildSpec
 
 
@@ -24,7 +25,11 @@ class WallsState(msgspec.Struct):
 
 
 class ChildState(msgspec.Struct):
-    """A child whose process runs; times are seconds that are left."""
+    """A child whose process runs; times are seconds that are left.
+
+    Attributes:
+        past_traffic: of its nested conversations that are gone.
+    """
 
     id: str
     spec: dict[bytes, Any]
@@ -43,6 +48,7 @@ class ChildState(msgspec.Struct):
     walls: WallsState | None = None
     door_fd: int = -1
     door_name: str = ""
+    past_traffic: Traffic = Traffic()
 
 
 def snapshot_spec(spec: ChildSpec) -> dict[bytes, object]:

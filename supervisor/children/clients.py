@@ -57,6 +57,7 @@ class Clients:
         own: on FD 3; None before the start.
         door: a socket for its programs without FD 3; None if it has none.
         side: carries descriptors beside two pipes; None with a socket.
+        past: the traffic of nested conversations that are gone.
     """
 
     def __init__(self, host: Parts, child_id: str, held: HeldDescriptors) -> None:
@@ -64,7 +65,7 @@ class Clients:
         self._id = child_id
         self._held = held
         self._nursery: trio.Nursery | None = None
-        self._past = Traffic()  # of nested clients that are gone
+        self.past = Traffic()
         self._restored: list[tuple[Session, SessionState]] = []
         self.own: Session | None = None
         self.door: DoorSocket | None = None
@@ -344,7 +345,7 @@ class Clients:
         host.pump.counts.gone_in += session.bytes_in
         host.pump.counts.gone_out += session.bytes_out
         if session is not self.own:
-            self._past += Traffic.of(session)
+            self.past += Traffic.of(session)
         for service in host.services:
             service.client_gone(client)
         self._tell_failure(session)
@@ -395,7 +396,7 @@ class Clients:
 
     def traffic(self) -> Traffic:
         """Return their traffic from the child's start to now."""
-        return sum(map(Traffic.of, self), self._past)
+        return sum(map(Traffic.of, self), self.past)
 
 
 def _refuse_attach(why: OSError) -> bytes:

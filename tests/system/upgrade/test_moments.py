@@ -334,6 +334,23 @@ def test_a_sandboxed_child_keeps_its_layers(sandboxed: tuple[Replaced, Hand]) ->
     end(host, one)
 
 
+def test_the_traffic_of_nested_clients_that_are_gone_is_kept(where: Path) -> None:
+    with hands(where, "one") as (one,):
+        with replaced(where, one.spec()) as host:
+            one.do("globals().update(a=attached())")
+            assert one.do("[ask(b'PING\\n', a) for _ in range(5)]") == [b"OK"] * 5
+            assert one.do("ask(b'NONSENSE\\n', a)").startswith(b"ERROR")
+            one.do("os.close(a)")
+            while len(host.ask("clients")) > 1:
+                pass
+            (before,) = host.ask("ps")
+            assert before["traffic"]["requests"] >= 6
+            for _ in range(2):
+                host.replace()
+                (after,) = host.ask("ps")
+                assert after["traffic"] == before["traffic"]
+
+
 # spec N4: the descriptor that an ATTACH has made waits for its client, and arrives.
 def test_an_attach_that_is_not_taken_arrives(where: Path) -> None:
     ours, theirs = socket.socketpair()
