@@ -28,6 +28,10 @@ MOST_MEMORY_BYTES = 96 * 1024 * 1024
 """Most memory that the requests of one child reserve at once: six times the longest one;
 with memory that is not counted it stays below 128 MiB (spec S5)."""
 
+MOST_SPOOLED_BYTES = 128 * 1024 * 1024
+"""Disk for the payloads of one child at once: eight of the longest; a single one may be
+longer."""
+
 SHARE = 2
 """Connections of one child that are served in one turn of the loop; with more a child would
 get more of the host's time than a child with one connection."""
@@ -132,6 +136,8 @@ class Ledger:
         open: open files whose growth is bounded, of the whole tree of ledgers.
         too_large: number of refusals by its own bound on the size of a file.
         memory: account of the memory that requests have reserved, of the whole tree.
+        payload_memory: account of the memory of payloads, of the whole tree.
+        spooled_bytes: account of payloads that go to files, of the whole tree.
         threads: bounds the worker threads of the whole tree of ledgers.
         sends: bounds the large files that are sent in one turn of the loop, for the
             whole tree; in the topmost ledger only.
@@ -152,7 +158,9 @@ class Ledger:
         "open",
         "open_files",
         "parent",
+        "payload_memory",
         "size_bytes",
+        "spooled_bytes",
         "too_large",
         "turn",
     )
@@ -182,6 +190,8 @@ class Ledger:
         self.turn: Turn | None = None
         if parent is None:
             self.memory: Account[int] = Account(None, MOST_MEMORY_BYTES)
+            self.payload_memory: Account[int] = Account()
+            self.spooled_bytes: Account[int] = Account(None, MOST_SPOOLED_BYTES)
             self._threads: trio.CapacityLimiter | None = None
             self._sends: trio.CapacityLimiter | None = None
         else:
@@ -189,6 +199,8 @@ class Ledger:
             self.bounds_files |= parent.bounds_files
             self.open = parent.open
             self.memory = parent.memory
+            self.payload_memory = parent.payload_memory
+            self.spooled_bytes = parent.spooled_bytes
             self.turn = parent.turn
             bounds = (file_bytes, parent.max_file_bytes)
             self.max_file_bytes = min(

@@ -4,10 +4,13 @@ Rules of this file.
 
 1. A payload is written to a file only when its last byte has come (spec W2), so it is
    kept until then.
-2. All payloads of all clients share one budget of memory.  Beyond it a payload goes to
-   an unnamed file, so no client waits for another's payload (spec W3).
-3. A payload takes memory as its bytes come, not as declared: it lies in a mapping whose
-   pages the kernel gives on first touch (attack 15).
+2. All payloads of all clients share one budget of memory, and one child has a part of it.
+   Beyond it a payload goes to an unnamed file, so no client waits for another's payload
+   (spec W3).  What a child has in such files is bounded, too: a full disk would fail
+   payloads of others (spec S7).
+3. A payload takes memory and disk as its bytes come: it lies in a mapping whose pages the
+   kernel gives on first touch (attack 15).  It is charged as declared: otherwise many that
+   come at once would all be refused half-way.
 4. A request that is decoded, passed on or answered at length needs more memory than its
    payload.  It reserves that first, for its child and for the host (attack 42).
 """
@@ -34,6 +37,9 @@ DEFAULT_BUDGET_BYTES = 64 * 1024 * 1024
 CHILDREN = 8
 """Children that may be at their own bound before the host's bound is reached: as many as a
 usual machine serves well (spec S7)."""
+
+PARTS = 2
+"""One child may have this part of the budget for payloads."""
 
 ANSWER_BYTES = 4 * 1024 * 1024
 """Memory beside that of requests, for the answers of a child: a call of the model that
@@ -67,12 +73,18 @@ class Payload:
         size: number of bytes in all.
     """
 
-    __slots__ = ("_budget", "_map", "_spool", "_view", "left", "size")
+    __slots__ = ("_account", "_budget", "_map", "_spool", "_view", "left", "size")
 
     def __init__(
-        self, budget: PayloadBudget, size: int, room: mmap.mmap | None, spool: int
+        self,
+        budget: PayloadBudget,
+        account: Account[int],
+        size: int,
+        room: mmap.mmap | None,
+        spool: int,
     ) -> None:
         self._budget = budget
+        self._account = account  # charged for its memory or its disk
         self._map = room
         self._spool = spool
         self._view = budget.scratch if room is None else memoryview(room)[:size]
@@ -152,12 +164,14 @@ class Payload:
         self._view = memoryview(b"")
         if self._spool < 0:
             if room is not None:
+                self._account.record(-_room_for(self.size))
                 self._budget.take_back(room, self.size)
             return
         if room is not None:
             _unmap(room)
         os.close(self._spool)
         self._spool = -1
+        self._account.record(-self.size)
 
 
 def _unmap(room: mmap.mmap) -> None:
@@ -177,12 +191,12 @@ class PayloadBudget:
     """The memory of all payloads of a host.
 
     Args:
-        limit_bytes: most memory at once.
+        limit_bytes: most memory of payloads at once.
         spool_dir: directory of unnamed files; None for the system's temporary one.
 
     Attributes:
-        limit_bytes: most memory of payloads; beyond it they go to files.
-        used_bytes: memory that payloads may fill now.
+        payload_memory: account of the memory that payloads may fill; beyond its limit
+            they go to files.  Those of children are beneath it.
         request_memory: account of what requests have reserved; those of children
             are beneath it.
         spooled: number of payloads that went to a file so far.
@@ -190,22 +204,22 @@ class PayloadBudget:
     """
 
     __slots__ = (
+        "_child_bytes",
         "_free",
         "_most_reserved",
         "_scratch",
         "_spool_dir",
-        "limit_bytes",
         "on_freed",
+        "payload_memory",
         "request_memory",
         "spooled",
-        "used_bytes",
     )
 
     def __init__(
         self, limit_bytes: int = DEFAULT_BUDGET_BYTES, spool_dir: str | None = None
     ) -> None:
-        self.limit_bytes = limit_bytes
-        self.used_bytes = 0
+        self.payload_memory: Account[int] = Account(None, limit_bytes)
+        self._child_bytes = limit_bytes // PARTS
         self.request_memory = Account(None, CHILDREN * MOST_MEMORY_BYTES)
         self._spool_dir = spool_dir
         self._free: dict[int, list[mmap.mmap]] = {size: [] for size, _ in _CLASSES}
@@ -224,21 +238,35 @@ class PayloadBudget:
         """The one buffer for bytes that are not kept in memory."""
         return memoryview(self._scratch)
 
-    def begin(self, size: int) -> Payload:
+    def begin(self, size: int, ledger: Ledger) -> Payload:
         """Return a payload of ``size`` bytes, at least one, ready to receive.
 
+        Args:
+            size: declared bytes.
+            ledger: of the client that sends it.
+
         Raises:
-            OSError: the budget is used up, and no file could be made.
+            OSError: the budget is used up, and no file could be made; ``ENOMEM``: the
+                child has its limit of bytes in files.
         """
+        memory = ledger.payload_memory
+        if memory.parent is None:
+            memory.limit = self._child_bytes
+            memory.join(self.payload_memory)
         room_size = _room_for(size)
-        if self.used_bytes + room_size > self.limit_bytes:
+        if not memory.charge(room_size):
+            if ledger.spooled_bytes.used and ledger.spooled_bytes.left < size:
+                raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
             spool = open_unnamed(self._spool_dir)
             self.spooled += 1
-            return Payload(self, size, None, spool)
+            return self.adopt(spool, size, size, ledger)
         free = self._free.get(room_size)
-        room = free.pop() if free else mmap.mmap(-1, room_size)
-        self.used_bytes += room_size
-        return Payload(self, size, room, -1)
+        try:
+            room = free.pop() if free else mmap.mmap(-1, room_size)
+        except BaseException:
+            memory.record(-room_size)
+            raise
+        return Payload(self, memory, size, room, -1)
 
     def reservation(self, ledger: Ledger, size_bytes: int = 0) -> MemoryReservation:
         """Return a reservation of memory for a request of a ledger's child.
@@ -260,16 +288,16 @@ class PayloadBudget:
                 self.on_freed()
             self._most_reserved = 0
 
-    def adopt(self, spool: int, size: int, left: int) -> Payload:
+    def adopt(self, spool: int, size: int, left: int, ledger: Ledger) -> Payload:
         """Return a payload that owns a file with its bytes so far."""
-        payload = Payload(self, size, None, spool)
+        ledger.spooled_bytes.record(size)
+        payload = Payload(self, ledger.spooled_bytes, size, None, spool)
         payload.left = left
         return payload
 
     def take_back(self, room: mmap.mmap, size: int) -> None:
-        """Take back the memory of a payload of ``size`` bytes."""
+        """Keep or unmap the memory of a payload of ``size`` bytes."""
         room_size = _room_for(size)
-        self.used_bytes -= room_size
         for class_size, kept in _CLASSES:
             if room_size == class_size and len(self._free[class_size]) < kept:
                 self._free[class_size].append(room)

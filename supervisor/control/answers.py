@@ -117,7 +117,7 @@ class Answers:
             "clients": len(host.fs.tables.clients),
             "files": len(host.fs.tables.files),
             "tasks": trio.lowlevel.current_statistics().tasks_living,
-            "payload_bytes": host.budget.used_bytes,
+            "payload_bytes": host.budget.payload_memory.used,
             "payloads_spooled": host.budget.spooled,
             "sampling_longest_s": round(self.watcher.longest_slice_s, 6),
             "usage": next((sample.row() for sample in samples.values()), None),

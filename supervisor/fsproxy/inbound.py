@@ -4,8 +4,8 @@ Rules of this file.
 
 1. A body is read to its end whatever happens to its request (spec W4).
 2. A request gets its body once it is complete, never before (spec W2).
-3. Its memory comes from the host's one budget; without memory or disk, the body is
-   drained and the request gets an error (spec W3).
+3. Its memory comes from its child's part of the host's budget; without memory or disk,
+   the body is drained and the request gets an error (spec W3).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Inbound:
         conn: knows the rest of a body.
         read_fd: source of bodies; non-blocking, borrowed.
         budget: memory for payloads.
-        ledger: the client's, which is charged for reservations.
+        ledger: the client's, which is charged for payloads and reservations.
 
     Attributes:
         payload: the kept body; None if it is drained, or there is none.
@@ -106,7 +106,8 @@ class Inbound:
         self.chat = chat
         self._finish = finish
         try:
-            self.payload = self._budget.begin(len(piece) + left + spare)
+            size = len(piece) + left + spare
+            self.payload = self._budget.begin(size, self._ledger)
             if piece:
                 self.payload.add(piece)
         except OSError as why:
@@ -266,7 +267,8 @@ class Inbound:
             os.close(spool_fd)
             return
         begun.close()
-        self.payload = self._budget.adopt(spool_fd, begun.size, begun.size - got)
+        left = begun.size - got
+        self.payload = self._budget.adopt(spool_fd, begun.size, left, self._ledger)
 
     def descriptors(self) -> Iterator[tuple[int, str]]:
         """Yield its descriptors of the host, with a word for each."""

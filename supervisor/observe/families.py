@@ -160,7 +160,7 @@ def _memory(metrics: Metrics) -> Iterator[MetricFamily]:
     yield _gauge(
         "sandhost_payload_bytes",
         "Memory that payloads may fill now",
-        host.budget.used_bytes,
+        host.budget.payload_memory.used,
     )
     yield _gauge(
         "sandhost_payload_limit_bytes",

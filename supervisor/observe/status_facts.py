@@ -239,7 +239,7 @@ class Watch:
             Bar("Children", len(host.children), settings.max_children),
             Bar(
                 "Payload memory",
-                host.budget.used_bytes,
+                host.budget.payload_memory.used,
                 settings.payload_budget_bytes,
                 is_bytes=True,
             ),

@@ -329,7 +329,7 @@ class Hall:
         assert not self.fs.tables.files
         assert not self.ledger.open_files.used
         assert not self.ledger.clients.used
-        assert self.budget.used_bytes == 0
+        assert self.budget.payload_memory.used == 0
         assert self.budget.request_memory.used == 0
         assert self.ledger.memory.used == 0
         return self

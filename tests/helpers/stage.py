@@ -193,7 +193,7 @@ class Stage:
         assert not host.fs.tables.files
         assert not host.pump.sessions
         assert host.pump.statistics().deadlines == 0
-        assert host.budget.used_bytes == 0
+        assert host.budget.payload_memory.used == 0
         if self.launchpad:
             assert only_stock_beneath(self.launchpad)
             left = left_over(self._before, self._held())

@@ -50,7 +50,8 @@ NOT_HANDED_OVER: dict[type, tuple[tuple[type[msgspec.Struct], ...], set[str]]] =
             # The order of the forms gives it; the files enter it again.
             *("parent", "open"),
             # At rest they are unused; requests that are read again reserve again.
-            *("memory", "turn", "_threads", "_sends"),
+            *("memory", "payload_memory", "spooled_bytes"),
+            *("turn", "_threads", "_sends"),
             # Counted since the program began.
             "too_large",
         },

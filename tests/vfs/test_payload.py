@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vfs.ledger import MOST_MEMORY_BYTES, Ledger
+from vfs.ledger import MOST_MEMORY_BYTES, MOST_SPOOLED_BYTES, Ledger
 from vfs.payload import (
     ANSWER_BYTES,
     CHILDREN,
@@ -33,7 +33,7 @@ def budget(tmp_path: Path, no_leaks: None) -> Iterator[PayloadBudget]:
     del no_leaks
     made = PayloadBudget(4 * MIB, os.fspath(tmp_path))
     yield made
-    assert made.used_bytes == 0
+    assert made.payload_memory.used == 0
     assert os.listdir(tmp_path) == []
 
 
@@ -59,8 +59,8 @@ def pattern(size: int) -> bytes:
 )
 def test_what_comes_in_comes_out(budget: PayloadBudget, size: int) -> None:
     data = pattern(size)
-    payload = budget.begin(size)
-    assert payload.is_spooled == (size > 4 * MIB)
+    payload = budget.begin(size, Ledger())
+    assert payload.is_spooled == (size > 2 * MIB)
     payload.add(data[:77])
     receive(payload, data[77:])
     assert payload.left == 0
@@ -84,11 +84,11 @@ def test_many_payloads_at_once_are_kept_apart(
     payloads = []
     with contextlib.ExitStack() as stack:  # drawing an order may end an example
         for number, size in enumerate(sizes):
-            payload = budget.begin(size)
+            payload = budget.begin(size, Ledger())
             stack.callback(payload.close)
             receive(payload, bytes([number]) * (size // 2))
             payloads.append((number, payload))
-            assert budget.used_bytes <= limit
+            assert budget.payload_memory.used <= limit
         order.shuffle(payloads)
         for number, payload in payloads:
             receive(payload, bytes([100 + number]) * payload.left)
@@ -98,16 +98,16 @@ def test_many_payloads_at_once_are_kept_apart(
                 [100 + number]
             ) * (payload.size - first)
             payload.close()
-    assert budget.used_bytes == 0
+    assert budget.payload_memory.used == 0
 
 
 # spec W3: nobody waits for somebody else's payload.
 def test_beyond_the_budget_a_payload_goes_to_a_file(
     budget: PayloadBudget, tmp_path: Path
 ) -> None:
-    held = [budget.begin(MIB) for _ in range(4)]
-    assert budget.used_bytes == 4 * MIB
-    spooled = budget.begin(100_000)
+    held = [budget.begin(MIB, Ledger()) for _ in range(4)]
+    assert budget.payload_memory.used == 4 * MIB
+    spooled = budget.begin(100_000, Ledger())
     assert spooled.is_spooled
     assert budget.spooled == 1
     assert len(spooled.descriptors()) == 1
@@ -119,10 +119,43 @@ def test_beyond_the_budget_a_payload_goes_to_a_file(
     spooled.close()
     assert spooled.descriptors() == ()
     held.pop().close()
-    payload = budget.begin(100_000)
+    payload = budget.begin(100_000, Ledger())
     assert not payload.is_spooled
     for each in (*held, payload):
         each.close()
+
+
+# spec S7
+def test_what_one_child_declares_leaves_memory_for_another(tmp_path: Path) -> None:
+    budget, one, other = PayloadBudget(4 * MIB, os.fspath(tmp_path)), Ledger(), Ledger()
+    nested = Ledger(one)
+    held = [budget.begin(MIB, ledger) for ledger in (one, nested, one, nested)]
+    assert [each.is_spooled for each in held] == [False, False, True, True]
+    held += [budget.begin(MIB, other) for _ in range(2)]
+    assert not any(each.is_spooled for each in held[4:])
+    for each in held:
+        each.close()
+    for ledger in (one, other):
+        assert not ledger.payload_memory.used
+        assert not ledger.spooled_bytes.used
+
+
+# spec S7
+def test_a_child_may_have_so_much_in_files(tmp_path: Path) -> None:
+    budget, one, other = PayloadBudget(0, os.fspath(tmp_path)), Ledger(), Ledger()
+    size = MOST_SPOOLED_BYTES // 2
+    held = [budget.begin(size, one) for _ in range(2)]
+    with pytest.raises(OSError, match="Cannot allocate memory"):
+        budget.begin(1, one)
+    held.append(budget.begin(size, other))
+    held.pop(0).close()
+    held.append(budget.begin(size, one))
+    for each in held:
+        each.close()
+    # One alone may be longer: [limits] write is the bound then.
+    budget.begin(MOST_SPOOLED_BYTES + 1, one).close()
+    assert not one.spooled_bytes.used
+    assert budget.spooled == 5
 
 
 def test_a_spool_directory_without_unnamed_files(
@@ -136,7 +169,7 @@ def test_a_spool_directory_without_unnamed_files(
         return plain_open(path, flags, *args, **where)
 
     monkeypatch.setattr(os, "open", without_unnamed)
-    payload = budget.begin(5 * MIB)
+    payload = budget.begin(5 * MIB, Ledger())
     assert payload.is_spooled
     receive(payload, b"x" * (5 * MIB))
     assert bytes(payload.view()[-3:]) == b"xxx"
@@ -153,8 +186,8 @@ def test_a_spool_that_cannot_be_made(
     monkeypatch.setattr(os, "open", no_more)
     monkeypatch.setattr(tempfile, "mkstemp", no_more)
     with pytest.raises(OSError, match="Too many"):
-        budget.begin(5 * MIB)
-    assert budget.used_bytes == 0
+        budget.begin(5 * MIB, Ledger())
+    assert budget.payload_memory.used == 0
     assert budget.spooled == 0
 
 
@@ -167,32 +200,32 @@ def test_a_mapping_that_cannot_be_made_costs_nothing(
     with monkeypatch.context() as patch:
         patch.setattr(mmap, "mmap", no_more)
         with pytest.raises(OSError, match="allocate"):
-            budget.begin(2 * MIB)
-    assert budget.used_bytes == 0
+            budget.begin(2 * MIB, Ledger())
+    assert budget.payload_memory.used == 0
 
 
 # I1: a payload that is dropped half-way gives everything back.
 @pytest.mark.parametrize("size", [1000, 500_000, 3 * MIB, 5 * MIB])
 def test_a_payload_that_is_dropped(budget: PayloadBudget, size: int) -> None:
-    payload = budget.begin(size)
+    payload = budget.begin(size, Ledger())
     receive(payload, b"x" * 100)
     payload.close()
-    assert budget.used_bytes == 0
+    assert budget.payload_memory.used == 0
 
 
 # Buffers are used again: their pages are there already.
 def test_small_payloads_share_their_memory(budget: PayloadBudget) -> None:
     for size in (100, 64 * KIB, 200_000, MIB):
-        first = budget.begin(size)
+        first = budget.begin(size, Ledger())
         receive(first, b"a" * size)
         first.close()
         kept = budget.kept_bytes
         assert kept >= size
-        second = budget.begin(size)
+        second = budget.begin(size, Ledger())
         assert budget.kept_bytes < kept
         second.close()
     # The dead bytes of one are never part of another.
-    payload = budget.begin(50)
+    payload = budget.begin(50, Ledger())
     receive(payload, b"b" * 50)
     assert bytes(payload.view()) == b"b" * 50
     payload.close()
@@ -200,7 +233,9 @@ def test_small_payloads_share_their_memory(budget: PayloadBudget) -> None:
 
 def test_only_some_memory_is_kept() -> None:
     budget = PayloadBudget()
-    payloads = [budget.begin(size) for size in (100, MIB, 2 * MIB) for _ in range(20)]
+    payloads = [
+        budget.begin(size, Ledger()) for size in (100, MIB, 2 * MIB) for _ in range(20)
+    ]
     for payload in payloads:
         payload.close()
     assert 0 < budget.kept_bytes <= 5 * MIB
@@ -223,11 +258,11 @@ def test_lies_about_lengths_cost_nothing(tmp_path: Path, size: int) -> None:
     budget = PayloadBudget(DEFAULT_BUDGET_BYTES, os.fspath(tmp_path))
     gc.collect()
     before = resident_kib()
-    payloads = [budget.begin(size) for _ in range(LIARS)]
+    payloads = [budget.begin(size, Ledger()) for _ in range(LIARS)]
     for payload in payloads:
         receive(payload, b"x")
     grown = resident_kib() - before
-    assert budget.used_bytes <= DEFAULT_BUDGET_BYTES
+    assert budget.payload_memory.used <= DEFAULT_BUDGET_BYTES
     assert budget.spooled == max(0, LIARS - DEFAULT_BUDGET_BYTES // size)
     for payload in payloads:
         payload.close()

@@ -180,12 +180,12 @@ async def test_a_hanging_disk_hangs_its_own_child_only(
 
 # attack 15, attack 16: lies about lengths cost no memory; slow ones cost no time.
 async def test_many_payloads_that_never_come(hall: Hall) -> None:
-    lines = [hall.connect() for _ in range(40)]
+    lines = [hall.connect(ledger=Ledger()) for _ in range(40)]
     for line in lines:
         fileno = await line.open(b"file", b"a")
         await line.send(b"WRITE %d 16777216\nx" % fileno)
     await assert_a_neighbour_is_served(hall)
-    assert hall.budget.used_bytes <= 64 * MIB
+    assert hall.budget.payload_memory.used <= 64 * MIB
     # spec W3: nobody is refused, and those beyond the budget are spooled.
     assert hall.budget.spooled == 40 - 4
     for line in lines:
@@ -194,11 +194,38 @@ async def test_many_payloads_that_never_come(hall: Hall) -> None:
     assert (hall.root / "file").read_bytes() == b""
 
 
+# spec S7: one child may take its own memory and disk, and no more.
+async def test_many_payloads_of_one_child(hall: Hall) -> None:
+    top = Ledger()
+    lines = [hall.connect(ledger=Ledger(top)) for _ in range(20)]
+    for line in lines:
+        fileno = await line.open(b"file", b"a")
+        await line.send(b"WRITE %d 16777216\nx" % fileno)
+    await trio.testing.wait_all_tasks_blocked()
+    other = hall.connect(ledger=Ledger())
+    fileno = await other.open(b"other", b"w")
+    assert await other.write(fileno, bytes(3 * MIB)) == b"OK %d" % (3 * MIB)
+    # Half of the memory, and 128 MiB of disk; the other payload took no file.
+    assert hall.budget.spooled == 8
+    assert hall.budget.payload_memory.used == 32 * MIB
+    refused = lines[-1]
+    await refused.send(bytes(16 * MIB - 1))
+    assert await refused.line() == (
+        b"ERROR failed to read data: Cannot allocate memory"
+    )
+    assert await refused.ask(b"PING\n") == b"OK"
+    for line in lines:
+        line.close()
+        await line.gone()
+    assert not top.payload_memory.used
+    assert not top.spooled_bytes.used
+
+
 # spec W3: a payload beyond the budget is as whole as any other.
 async def test_a_spooled_payload_is_written_whole(hall: Hall) -> None:
     hog = hall.connect()
     held = await hog.open(b"hog", b"w")
-    hall.budget.limit_bytes = MIB
+    hall.budget.payload_memory.limit = MIB
     await hog.send(b"WRITE %d %d\nx" % (held, MIB))
     line = hall.connect()
     fileno = await line.open(b"file", b"w")
@@ -221,7 +248,7 @@ async def test_a_payload_for_which_there_is_no_room(
 ) -> None:
     line = hall.connect()
     fileno = await line.open(b"file", b"w")
-    hall.budget.limit_bytes = 0
+    hall.budget.payload_memory.limit = 0
     code = errno.EMFILE if when == "begin" else errno.ENOSPC
 
     def refuse(*_: object) -> int:

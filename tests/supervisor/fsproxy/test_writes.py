@@ -64,7 +64,7 @@ async def test_a_payload_that_does_not_end(
     line.close()
     await line.gone()
     assert (hall.root / "file").read_bytes() == before
-    assert hall.budget.used_bytes == 0
+    assert hall.budget.payload_memory.used == 0
 
 
 # spec W3: more than may be written at once is drained, then refused.
@@ -77,7 +77,7 @@ async def test_a_payload_beyond_the_cap(hall: Hall) -> None:
         assert await line.write(fileno, b"x" * size) == expected
         # spec W6: the cap comes before the fileno.
         assert await line.write(77, b"x" * size) == expected
-    assert hall.budget.used_bytes == 0
+    assert hall.budget.payload_memory.used == 0
     assert await line.ask(b"PING\n") == b"OK"
     assert (hall.root / "file").stat().st_size == 1000
 

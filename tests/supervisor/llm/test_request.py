@@ -60,7 +60,7 @@ async def test_a_request_in_pieces_is_the_same(
 # spec L1: a payload that is spooled to a file is the same.
 async def test_a_long_request_is_taken(stage: Stage) -> None:
     line = stage.connect()
-    stage.hall.budget.limit_bytes = 0
+    stage.hall.budget.payload_memory.limit = 0
     words = 300_000
     reply = await line.chat(b"word " * words)
     assert stage.hall.budget.spooled

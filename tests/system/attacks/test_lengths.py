@@ -48,7 +48,10 @@ async def test_children_that_lie_cost_eight_mebibytes(stage: Stage, kind: str) -
     sessions = list(stage.host.pump.sessions.values())
     await eventually(lambda: all(session.conn.body_left for session in sessions))
     assert resident_bytes() - before < GROWTH_BYTES
-    assert stage.host.budget.used_bytes <= stage.host.settings.payload_budget_bytes
+    assert (
+        stage.host.budget.payload_memory.used
+        <= stage.host.settings.payload_budget_bytes
+    )
     for child in tuple(stage.host.children.values()):
         child.stop(0.0)
     await eventually(lambda: not stage.host.children)
@@ -182,4 +185,4 @@ async def test_payloads_beyond_the_budget_are_spooled_and_freed(tmp_path: Path) 
         for puppet in puppets:
             assert await puppet.hear() == b"OK %d" % (4 << 20)
         assert stage.host.budget.spooled == 6
-        assert stage.host.budget.used_bytes == 0
+        assert stage.host.budget.payload_memory.used == 0

@@ -219,7 +219,9 @@ async def cut_one(stage: Stage, door: Door, cut: Cut, journal: TextIO) -> str:
     stage.provider.served.clear()
     status, body = await ask(door, cut)
     await eventually(lambda: not root.calls.reservations and not stage.provider.at_once)
-    await eventually(lambda: not budget.request_memory.used and not budget.used_bytes)
+    await eventually(
+        lambda: not budget.request_memory.used and not budget.payload_memory.used
+    )
     assert not root.tokens.reserved
     (served,) = stage.provider.served
     rows = map(json.loads, journal)
