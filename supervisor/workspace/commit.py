@@ -89,6 +89,7 @@ class Commits:
         self._held = held
         # Objects that an undone commit could not bring back: path -> path where it is.
         self._aside: dict[bytes, bytes] = {}
+        self._lost: StagingGoneError | None = None
 
     def commit(self, selection: CommitSelection, *, is_dry: bool) -> CommitResult:
         """Bring what is chosen to the base, or nothing of it.
@@ -183,25 +184,49 @@ class Commits:
         with self._held.trees(for_commit=True) as trees:
             try:
                 return Committer(self._held, trees, self._aside).end_cut(journal)
+            except StagingGoneError as why:
+                self._lost = why
             except BaseChangedError:
-                return False
+                pass
+            return False
 
     def text_of_undone(self) -> str:
-        """Return what ``finish`` has made of the base when it undid a commit."""
+        """Return how ``finish`` has ended a commit that is not in the base."""
+        if self._lost is not None:
+            return f"given up: {self._lost}"
         texts = [
             f"{os.fsdecode(one.path)!r}: {one.reason}"
             for one in self._conflicts_aside()
         ]
-        return "; ".join(texts) or _AS_IT_WAS
+        return f"undone: {'; '.join(texts) or _AS_IT_WAS}"
+
+
+class StagingGoneError(BaseChangedError):
+    """The staging directory of a commit is not there, so it is neither done nor undone."""
+
+    def __init__(self, path: bytes) -> None:
+        super().__init__(path, f"it is gone, and what it replaced with it; {_IN_PART}")
 
 
 class UnfinishedCommitError(WorkspaceError):
-    """A commit that has begun cannot be ended now; the next command tries it again."""
+    """A commit that has begun cannot be ended now; the next command tries it again.
 
-    def __init__(self, why: OSError, journal: CommitJournal) -> None:
-        where = _BASE_AFTER[journal.state]
-        text = f"cannot end the commit: {why.strerror}; {where}"
-        super().__init__(f"{text}: mend that, then 'sandhost workspace list' ends it")
+    Attributes:
+        text_given_up: of what is left if the workspace is discarded; "" if that would
+            remove files of the base.
+    """
+
+    def __init__(self, why: OSError, journal: CommitJournal, staging: bytes) -> None:
+        where = f"{why.strerror}; {_BASE_AFTER[journal.state]}"
+        super().__init__(
+            f"cannot end the commit: {where}:"
+            " mend that, then 'sandhost workspace list' ends it"
+        )
+        self.text_given_up = f"its commit was given up: {where}"
+        if journal.state in {"applying", "undoing"}:
+            self.text_given_up += f", and what it replaced in {os.fsdecode(staging)!r}"
+            if journal.holder == "own":
+                self.text_given_up = ""
 
 
 class Committer:
@@ -291,19 +316,25 @@ class Committer:
         try:
             reason = self._end(journal)
         except OSError as why:
-            raise UnfinishedCommitError(why, journal) from why
+            raise UnfinishedCommitError(why, journal, self._path_of(journal)) from why
         if reason is not None:
             raise reason
         return journal.state == "applied"
 
     def _end(self, journal: CommitJournal) -> BaseChangedError | OSError | None:
         """End a commit; return why it was undone, if that was decided now."""
-        reason = None
+        reason: BaseChangedError | OSError | None = None
         if journal.state in {"applying", "undoing"}:
-            with closing_fd(self._open_staging(journal)) as staging:
-                if journal.state == "applying":
-                    reason = self.apply(journal, staging)
-                self._undo(journal, staging)
+            try:
+                staging = self._open_staging(journal)
+            except FileNotFoundError:
+                reason = StagingGoneError(self._path_of(journal))
+                journal.state = "undone"  # only here: if this is cut, it is found again
+            else:
+                with closing_fd(staging):
+                    if journal.state == "applying":
+                        reason = self.apply(journal, staging)
+                    self._undo(journal, staging)
         self._remove(journal)
         return reason
 
@@ -354,14 +385,20 @@ class Committer:
     def _holder_fd(self, journal: CommitJournal) -> int:
         return self._base if journal.holder == "base" else self._own
 
+    def _path_of(self, journal: CommitJournal) -> bytes:
+        """Return the path of the staging directory, as a person is told it."""
+        holder = os.readlink(f"/proc/self/fd/{self._holder_fd(journal)}")
+        return os.path.join(os.fsencode(holder), journal.staging)
+
     def _open_staging(self, journal: CommitJournal) -> int:
         fd = os.open(journal.staging, DIRECTORY, dir_fd=self._holder_fd(journal))
         status = os.fstat(fd)
         if status.st_uid != os.geteuid() or status.st_mode & 0o077:
             # It was swapped: in another's directory names could be, while it is filled.
             os.close(fd)
+            where = os.fsdecode(self._path_of(journal))
             raise NotADirectoryError(
-                errno.ENOTDIR, "another directory is there now", journal.staging
+                errno.ENOTDIR, f"another directory is at {where!r} now"
             )
         return fd
 

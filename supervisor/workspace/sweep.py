@@ -164,7 +164,7 @@ def _finish(state_dir: str, name: str) -> str:
         with Workspace(state_dir, name) as workspace:
             workspace.directory.check_idle()
             is_applied = workspace.finish_commit()
-            undone = f"undone: {workspace.text_of_undone()}"
+            undone = workspace.text_of_undone()
     except (WorkspaceError, OSError) as why:
         return f"not ended: {why}"
     if is_applied is None:

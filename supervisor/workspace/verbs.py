@@ -344,7 +344,8 @@ def _discard(state_dir: str, args: NameArguments) -> Done:
         except OSError as why:
             changed = 0
             notes.append(f"{args.name}: its changes were not counted: {why.strerror}")
-        found.discard()
+        if left := found.discard():
+            notes.append(f"{args.name}: {left}")
     return Done(None, notes, ("workspace.discarded", {"changed": changed}))
 
 
@@ -399,8 +400,7 @@ def end_cut(found: Workspace) -> list[str]:
     """
     texts = []
     if found.finish_commit() is False:
-        text = "a commit that was interrupted was undone"
-        texts.append(f"{text}: {found.text_of_undone()}")
+        texts.append(f"a commit that was interrupted was {found.text_of_undone()}")
     if found.is_cut_off():
         text = "its last run (durable = false) was cut off before it was synced"
         how = "if the machine went down, what was written may be damaged"

@@ -15,7 +15,7 @@ from typing import IO, TYPE_CHECKING, Self
 
 from supervisor.workspace import branches
 from supervisor.workspace.changes import Row, compare_views
-from supervisor.workspace.commit import CommitResult, Commits
+from supervisor.workspace.commit import CommitResult, Commits, UnfinishedCommitError
 from supervisor.workspace.commit_settlement import prune_later
 from supervisor.workspace.directory import BaseGoneError, InUseError, WorkspaceError
 from supervisor.workspace.held_workspace import HeldWorkspace
@@ -177,7 +177,7 @@ class Workspace:
         return self._commits.finish()
 
     def text_of_undone(self) -> str:
-        """Return what ``finish_commit`` has made of the base when it undid a commit."""
+        """Return how ``finish_commit`` has ended a commit that is not in the base."""
         return self._commits.text_of_undone()
 
     def stopped(self) -> contextlib.AbstractContextManager[None]:
@@ -196,17 +196,30 @@ class Workspace:
         """
         return not self.directory.user() and self.directory.find_volatile_mark()
 
-    def discard(self) -> None:
+    def discard(self) -> str:
         """Remove the workspace and all that was changed in it.
+
+        Returns:
+            What a commit that was cut, and cannot be ended, leaves; "" for nothing.
 
         Raises:
             InUseError: a child has it.
+            UnfinishedCommitError: files of the base that such a commit has replaced
+                would be removed.
         """
         self.directory.check_idle()
-        with contextlib.suppress(BaseGoneError):
+        left = ""
+        try:
             self.finish_commit()
+        except BaseGoneError:
+            pass
+        except UnfinishedCommitError as why:
+            left = why.text_given_up
+            if not left:
+                raise
         self.directory.remove()
         self.store.sweep()
+        return left
 
     def snapshot(
         self, label: str | None = None, *, of_checkpoint: bool = False

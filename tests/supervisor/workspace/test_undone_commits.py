@@ -1,5 +1,6 @@
 """Undoing a commit ends, whatever the operator has put in its way."""
 
+import errno
 import os
 import shutil
 from collections.abc import Callable
@@ -9,9 +10,10 @@ from typing import Any
 import pytest
 
 from supervisor.workspace import commit_steps as steps_module
-from supervisor.workspace.commit import CommitResult
+from supervisor.workspace.commit import CommitResult, Committer
+from supervisor.workspace.directory import WorkspaceDirectory
 from supervisor.workspace.linux import rename
-from supervisor.workspace.verbs import end_cut
+from supervisor.workspace.verbs import VerbError, do_verb, end_cut
 from tests.supervisor.workspace.scene import Scene, selection, tree_of, write
 
 pytestmark = pytest.mark.slow
@@ -149,7 +151,7 @@ def test_what_was_done_in_a_directory_is_undone_where_the_operator_has_moved_it(
             commit_and_undo(scene, monkeypatch, move_directories, is_cut=True)
         with scene.open() as workspace:
             assert workspace.finish_commit() is False
-            assert workspace.text_of_undone() == "the base is as it was"
+            assert workspace.text_of_undone() == "undone: the base is as it was"
     else:
         result = commit_and_undo(scene, monkeypatch, move_directories)
         assert result.applied == ()
@@ -280,3 +282,84 @@ def test_a_file_that_is_saved_just_before_its_step_comes_back_after_a_cut(
     )
     texts = {one: (edited.base / one).read_text() for one in "abr"}
     assert texts == dict.fromkeys("abr", "old\n") | {path: "operator's\n"}
+
+
+def find_stage(scene: Scene) -> Path:
+    """Return the staging directory of a commit that was cut."""
+    places = (scene.base, scene.upper.parent)
+    [stage] = [one for place in places for one in place.glob(".sandhost-commit-*")]
+    return stage
+
+
+def stage_in(monkeypatch: pytest.MonkeyPatch, holder: str) -> None:
+    """Have commits stage in the base, as where that is a mount of its own, or not."""
+    monkeypatch.setattr(Committer, "find_holder", lambda _: holder)
+
+
+# spec WS12, WS14
+@pytest.mark.parametrize("holder", ["base", "own"])
+@pytest.mark.parametrize("is_in_use", [False, True])
+def test_a_cut_commit_whose_stage_is_gone_is_given_up_and_told(
+    edited: Scene, monkeypatch: pytest.MonkeyPatch, holder: str, *, is_in_use: bool
+) -> None:
+    stage_in(monkeypatch, holder)
+    cut_commit(edited, monkeypatch, b"b", is_in_use=is_in_use)
+    stage = find_stage(edited)
+    shutil.rmtree(stage)
+    [note] = do_verb(str(edited.state), "list", {}).notes
+    assert f"interrupted was given up: '{stage}': it is gone, and what" in note
+    assert note.endswith("a part of it is in the base")
+    assert edited.rows() == [("b", "modified"), ("r", "deleted")]
+    with edited.open() as workspace:
+        assert workspace.commit(selection()).applied == (b"b", b"r")
+    assert (edited.base / "a").read_text() == "new\n"
+    assert tree_of(edited.base) == edited.seen()
+
+
+# spec WS12
+def test_a_commit_whose_stage_goes_while_it_is_done_is_a_conflict(
+    edited: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage_in(monkeypatch, "base")
+    with monkeypatch.context() as patched, edited.open() as workspace:
+        write_file = WorkspaceDirectory.write
+
+        def remove_stage(
+            own: WorkspaceDirectory, name: str, data: bytes | None
+        ) -> None:
+            write_file(own, name, data)
+            if name == "commit" and data is not None and b"applying" in data:
+                shutil.rmtree(find_stage(edited))
+
+        patched.setattr(WorkspaceDirectory, "write", remove_stage)
+        [conflict] = workspace.commit(selection()).conflicts
+    assert conflict.path.startswith(os.fsencode(edited.base / ".sandhost-commit-"))
+    assert {one: (edited.base / one).read_text() for one in "abr"} == dict.fromkeys(
+        "abr", "old\n"
+    )
+
+
+def refuse(*_: object) -> None:
+    raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+
+# spec WS14
+@pytest.mark.parametrize("holder", ["base", "own"])
+def test_a_discard_gives_up_a_commit_unless_it_would_remove_what_that_replaced(
+    edited: Scene, monkeypatch: pytest.MonkeyPatch, holder: str
+) -> None:
+    stage_in(monkeypatch, holder)
+    cut_commit(edited, monkeypatch, b"b")
+    stage = find_stage(edited)
+    monkeypatch.setattr(steps_module, "rename", refuse)
+    if holder == "own":
+        with pytest.raises(
+            VerbError, match="Read-only file system; a part of it is in"
+        ):
+            do_verb(str(edited.state), "discard", {"name": "w"})
+    else:
+        [note] = do_verb(str(edited.state), "discard", {"name": "w"}).notes
+        where = f"a part of it is in the base, and what it replaced in '{stage}'"
+        assert note == f"w: its commit was given up: Read-only file system; {where}"
+    assert edited.upper.exists() is (holder == "own")
+    assert "old\n" in {one.read_text() for one in stage.iterdir()}
