@@ -238,6 +238,8 @@ def _is_copy(base: str, state_dir: str) -> bool:
 
 def _holds(directory: os.stat_result, path: str) -> bool:
     """Tell whether a path is a directory or lies in it, by device and inode."""
+    # The operator's own: a child cannot swap it meanwhile.
+    path = os.path.realpath(path)  # noqa: TID251 - as said
     while True:
         try:
             found = os.stat(path)

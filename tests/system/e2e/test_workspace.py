@@ -289,6 +289,19 @@ def test_what_cannot_be_a_workspace_is_refused(
 
 
 # spec WS19
+@pytest.mark.parametrize("name", ["link", "link/state", "link/new/state"])
+def test_a_state_directory_that_a_link_leads_into_the_base_is_refused(
+    place: Place, tmp_path: Path, name: str
+) -> None:
+    (place.base / "deep/state").mkdir(parents=True)
+    (tmp_path / "link").symlink_to("repo/deep")
+    words = ("--state-dir", str(tmp_path / name), "--workspace", str(place.base))
+    done = sandhost("run", *words, "--", "true")
+    assert done.status == 125
+    assert done.said(f"the state directory '{tmp_path / name}' lies in it")
+
+
+# spec WS19
 @pytest.mark.nobody
 def test_two_children_cannot_have_one_workspace(place: Place) -> None:
     inner = [
