@@ -6,7 +6,9 @@ Rules:
  1. A child is ended while a limit is passed, and passed by more than when it began; so one
     that removes from too much is left alone.
  2. While the disk has less free than its reserve, a child is ended if its layer grows.
- 3. A look waits for what can be written till the next one: with far to go it is rare.
+ 3. A look at the disk waits for what can be written till the next one: with far to go it
+    is rare. A count of the layer, which takes longer the more files it has, has a pause of
+    its own.
 """
 
 from __future__ import annotations
@@ -30,8 +32,8 @@ PAUSE_S = 0.1
 """Time between two looks, in which a child can write beyond a limit."""
 
 LONGEST_PAUSE_S = 5.0
-PAUSE_LOOKS = 20
-"""Pause in lengths of the last look: looks use at most a twentieth of a thread."""
+PAUSE_COUNTS = 20
+"""Pause in lengths of the last count: counts use at most a twentieth of a thread."""
 
 _BYTES_PER_S = 4 << 30
 """More than a disk writes today: room for this is not used up before the next look."""
@@ -66,6 +68,7 @@ class LayerBounds:
         self._first: dict[str, int] | None = None
         self._low: int | None = None
         self._pause_s = 0.0
+        self._count_at_s = 0.0
 
     async def wait_passed(self) -> PassedLimit:
         """Wait until a limit is passed; say which.
@@ -85,13 +88,16 @@ class LayerBounds:
         Raises:
             OSError: the layer cannot be read.
         """
-        began_s = time.monotonic()
         with closing_fd(os.open(self._path, DIRECTORY)) as upper:
             passed = self._look_at_disk(upper)
+            now_s = time.monotonic()
             if self._counts and passed is None:
-                passed = self._look_at_limits(upper)
-                took_s = time.monotonic() - began_s
-                self._pause_s = max(PAUSE_S, PAUSE_LOOKS * took_s)
+                if now_s >= self._count_at_s:
+                    passed = self._look_at_limits(upper)
+                    began_s, now_s = now_s, time.monotonic()
+                    pause_s = max(PAUSE_S, PAUSE_COUNTS * (now_s - began_s))
+                    self._count_at_s = now_s + pause_s
+                self._pause_s = min(self._pause_s, self._count_at_s - now_s)
         return passed
 
     def _look_at_limits(self, upper: int) -> PassedLimit | None:
