@@ -275,8 +275,8 @@ class Committer:
             is_in_use=bool(self._held.directory.user()),
         )
         self._save(journal)
-        os.mkdir(name, 0o700, dir_fd=self._holder_fd(journal))
         try:
+            os.mkdir(name, 0o700, dir_fd=self._holder_fd(journal))
             with closing_fd(self._open_staging(journal)) as staging:
                 stage = Staging(
                     staging, self._trees.merged, self._trees.base, plan.merges

@@ -3,13 +3,15 @@
 import errno
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from supervisor.workspace import commit_steps as steps_module
 from supervisor.workspace.commit import UnfinishedCommitError
+from supervisor.workspace.commit_journal import STAGING_PREFIX
 from supervisor.workspace.directory import WorkspaceDirectory
-from supervisor.workspace.verbs import word_error
+from supervisor.workspace.verbs import do_verb, word_error
 from tests.supervisor.workspace.scene import Scene, selection, tree_of, write
 
 
@@ -56,6 +58,25 @@ def test_a_commit_that_has_no_room_drops_nothing(
     assert scene.rows() == []
     assert tree_of(scene.base) == scene.seen()
     assert (scene.base / "a").read_text() == "text\n"
+
+
+# spec WS12
+def test_a_commit_that_cannot_stage_leaves_nothing_to_end(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    change(scene, "a")
+    mkdir = os.mkdir
+
+    def make(path: Any, *mode: int, dir_fd: int | None = None) -> None:
+        if os.fsencode(path).startswith(STAGING_PREFIX):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
+        mkdir(path, *mode, dir_fd=dir_fd)
+
+    with monkeypatch.context() as patch, scene.open() as workspace:
+        patch.setattr(os, "mkdir", make)
+        with pytest.raises(OSError, match="Read-only file system"):
+            workspace.commit(selection())
+    assert do_verb(str(scene.state), "list", {}).notes == []
 
 
 # spec WS11, WS12
