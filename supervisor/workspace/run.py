@@ -298,16 +298,16 @@ def mount_for_child(
         workspace.finish_commit()
         went_back = workspace.finish_restore()
         workspace.directory.check_idle()
-        walked_s = workspace.begin_run()
-        lock = workspace.directory.lock_for(child)
-        try:
+        with contextlib.ExitStack() as undoing:
+            undoing.callback(workspace.set_running, workspace.state.is_running)
+            walked_s = workspace.begin_run()
+            lock = workspace.directory.lock_for(child)
+            undoing.callback(os.close, lock)
             _tell_mounter(workspace, use)
             mount = _hold_layers(workspace, use, owners) if is_root else None
             fd = workspace.directory.fd
             own = "" if is_root else os.readlink(f"/proc/self/fd/{fd}")
-        except BaseException:
-            os.close(lock)
-            raise
+            undoing.pop_all()
     return MountedWorkspace(mount, lock, own, walked_s, went_back)
 
 

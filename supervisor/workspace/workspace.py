@@ -364,6 +364,12 @@ class Workspace:
         self.directory.write_state(self.state)
         return walked_s
 
+    def set_running(self, is_running: bool) -> None:
+        """Say whether a host has it, or one that died had it."""
+        if self.state.is_running != is_running:
+            self.state.is_running = is_running
+            self.directory.write_state(self.state)
+
     def _hide_names(self, base: int) -> float | None:
         hide = self.state.settings.hide
         if not hide and not has_layer(self.directory):
