@@ -43,11 +43,13 @@ class Leftover(NamedTuple):
         path: of it.
         what: it is.
         workspace: whose commit it is; "" for what is to be removed, or left alone.
+        is_removed: it is to be removed.
     """
 
     path: str
     what: str
     workspace: str = ""
+    is_removed: bool = False
 
 
 def sweep_workspaces(state_dir: str) -> Iterator[str]:
@@ -55,7 +57,7 @@ def sweep_workspaces(state_dir: str) -> Iterator[str]:
     for left in find_left(state_dir):
         if left.workspace:
             yield f"{left.what}: {left.path} ({_finish(state_dir, left.workspace)})"
-        elif HALF in left.path:
+        elif left.is_removed:
             yield _remove(left)
         else:
             how = "left alone; another state directory may have it"
@@ -96,7 +98,8 @@ def _find_halves(state_dir: str) -> Iterator[Leftover]:
             if HALF not in name or _may_be_in_the_making(path):
                 continue
             if not _is_locked(path):
-                yield Leftover(path, "a workspace that was half made or half discarded")
+                what = "a workspace that was half made or half discarded"
+                yield Leftover(path, what, is_removed=True)
 
 
 def find_left(state_dir: str) -> Iterator[Leftover]:

@@ -100,9 +100,11 @@ def test_a_look_takes_no_lock_of_what_another_command_is_making(
 
 
 # spec WS18
+@pytest.mark.parametrize("name", ["base", "repo.discarded-2024"])
 def test_a_stage_that_no_workspace_here_has_is_told_and_left_alone(
-    scene: Scene,
+    scene: Scene, name: str
 ) -> None:
+    scene.base = scene.base.rename(scene.base.with_name(name))
     scene.make()
     stage = scene.base / ".sandhost-commit-0123456789abcdef"
     stage.mkdir()
