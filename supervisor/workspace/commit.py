@@ -202,7 +202,7 @@ class Commits:
 
 
 class StagingGoneError(BaseChangedError):
-    """The staging directory of a commit is not there, so it is neither done nor undone."""
+    """The staging directory of a commit is gone: it can be neither done nor undone."""
 
     def __init__(self, path: bytes) -> None:
         super().__init__(path, f"it is gone, and what it replaced with it; {_IN_PART}")

@@ -1,9 +1,14 @@
 """Conflicts: the base has changed where a workspace has changed it as well.
 
-A record says what the workspace has seen of the base. Before there is one, times decide: the
-birth of the upper inode is the moment of the copy-up; a path that was removed, or replaced
-without a copy-up, is taken to be of the time when the run began. Both clocks tick
-coarsely, so an equal time counts as changed (spec WS11).
+The first that holds is the reason:
+ 1. The base has not what the record of the path says.
+ 2. There is no record of what a commit would replace, and (a) a directory above was made
+    anew, and is not as recorded, (b) where the object was is not as recorded, (c) something
+    in what goes is not as recorded, (d) times say so, (e) so do those of a directory above.
+ 3. The directory that the path is in is another one.
+Times: the birth of the upper inode is the moment of the copy-up; a path that was removed, or
+replaced without one, is of the time when the run began. Both clocks tick coarsely, so an
+equal time counts as changed (spec WS11).
 """
 
 from __future__ import annotations
@@ -73,11 +78,11 @@ class Judge:
         self._covers: dict[bytes, bool] = {}
 
     def conflict(self, row: Row) -> str:
-        """Return why a row is in conflict; "" if it is not."""
+        """Return why a row is in conflict; "" if it is not: the rules in their order."""
         return self._conflict_at(row) or self._directory_conflict(row)
 
     def _conflict_at(self, row: Row) -> str:
-        """Return why the base's object of a row is another one than was seen."""
+        """Return why the base's object of a row is not what was seen (rules 1 and 2)."""
         seen = self._record.get(row.path)
         if seen is None:
             return self._conflict_unrecorded(row)
@@ -225,12 +230,21 @@ class Judge:
         return found
 
     def _conflict_unrecorded(self, row: Row) -> str:
-        """Return why a row without a record is in conflict; "" if it is not."""
+        """Return why a row without a record is in conflict: rule 2, from (a) to (e)."""
+        return (
+            self._conflict_made_anew(row)
+            or self._conflict_where_it_was(row)
+            or self._conflict_inside(row)
+            or self._conflict_by_times(row)
+            or self._conflict_above(row)
+        )
+
+    def _conflict_made_anew(self, row: Row) -> str:
+        """Return why a directory that was removed, and made anew since, is in conflict."""
         places = {path: _place_of(path, row) for path in parents(row.path)}
         if row.old is not None:
             places |= {path: path for path in parents(row.old.path)}
         for path, place in places.items():
-            # The directory was removed in the workspace, and made anew since.
             seen = self._record.get(path)
             if seen is None:
                 continue
@@ -238,35 +252,27 @@ class Judge:
             where = path if seen.origin else place
             if self._is_changed_inside(where, seen):
                 return f"its directory {os.fsdecode(path)!r} was changed in the base"
-        return (
-            self._conflict_where_it_was(row)
-            or self._conflict_inside(row)
-            or self._conflict_by_times(row)
-            or self._conflict_above(row)
-        )
-
-    def _conflict_above(self, row: Row) -> str:
-        """Return why the base's directory, which the child does not see, is in conflict.
-
-        The child has another directory of that name: it never saw the operator's changes in
-        the base's one since the run began.
-        """
-        if row.old is None or row.change is Change.RENAMED:
-            return ""
-        for path in parents(row.path):
-            if path not in self._covers:
-                self._covers[path] = self._covers_changed(path)
-            if self._covers[path]:
-                return f"its directory {os.fsdecode(path)!r} was changed in the base"
         return ""
 
-    def _covers_changed(self, path: bytes) -> bool:
-        new, old = self._merged.find(path), self._base.find(path)
-        if new is None or old is None:
+    def _is_changed_inside(self, path: bytes, seen: Seen) -> bool:
+        if seen == CHANGED:
+            return True
+        if seen.origin:
+            return not self._is_still_at(path, seen)
+        if not stat.S_ISDIR(seen.kind):
             return False
-        if any(part.layer == self._merged.base_layer for part in new.parts):
-            return False
-        return self._is_newer(path, old.status)
+        now = seen_of(self._base, self._base.find(path), is_whole=bool(seen.inside))
+        return (now.inode, now.inside) != (seen.inode, seen.inside)
+
+    def _conflict_where_it_was(self, row: Row) -> str:
+        """Return why a row is in conflict by the record of where its object was."""
+        if row.old is None or row.old.path == row.path:
+            return ""
+        seen = self._record.get(row.old.path)
+        if seen is None:
+            return ""
+        now = seen_of(self._base, row.old, is_whole=bool(seen.inside))
+        return "" if seen.is_still(now) else _CHANGED
 
     def _conflict_inside(self, row: Row) -> str:
         """Return why something recorded in a directory that was removed is in conflict."""
@@ -291,26 +297,6 @@ class Judge:
             if not self._is_still_at(path, seen):
                 return f"{os.fsdecode(path)!r} in it was changed in the base"
         return ""
-
-    def _conflict_where_it_was(self, row: Row) -> str:
-        """Return why a row is in conflict by the record of where its object was."""
-        if row.old is None or row.old.path == row.path:
-            return ""
-        seen = self._record.get(row.old.path)
-        if seen is None:
-            return ""
-        now = seen_of(self._base, row.old, is_whole=bool(seen.inside))
-        return "" if seen.is_still(now) else _CHANGED
-
-    def _is_changed_inside(self, path: bytes, seen: Seen) -> bool:
-        if seen == CHANGED:
-            return True
-        if seen.origin:
-            return not self._is_still_at(path, seen)
-        if not stat.S_ISDIR(seen.kind):
-            return False
-        now = seen_of(self._base, self._base.find(path), is_whole=bool(seen.inside))
-        return (now.inode, now.inside) != (seen.inode, seen.inside)
 
     def _conflict_by_times(self, row: Row) -> str:
         old = row.old
@@ -367,8 +353,31 @@ class Judge:
         seen = self._record.get(path)
         return seen is not None and self._is_still_at(path, seen)
 
+    def _conflict_above(self, row: Row) -> str:
+        """Return why the base's directory, which the child does not see, is in conflict.
+
+        The child has another directory of that name: it never saw the operator's changes in
+        the base's one since the run began.
+        """
+        if row.old is None or row.change is Change.RENAMED:
+            return ""
+        for path in parents(row.path):
+            if path not in self._covers:
+                self._covers[path] = self._covers_changed(path)
+            if self._covers[path]:
+                return f"its directory {os.fsdecode(path)!r} was changed in the base"
+        return ""
+
+    def _covers_changed(self, path: bytes) -> bool:
+        new, old = self._merged.find(path), self._base.find(path)
+        if new is None or old is None:
+            return False
+        if any(part.layer == self._merged.base_layer for part in new.parts):
+            return False
+        return self._is_newer(path, old.status)
+
     def _directory_conflict(self, row: Row) -> str:
-        """Return why the directory that a path is in can't take it; "" if it can."""
+        """Return why the directory that a path is in can't take it (rule 3)."""
         directory, _ = split(row.path)
         if directory not in self._directories:
             self._directories[directory] = self._changed_directory(directory)

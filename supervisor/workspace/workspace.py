@@ -200,7 +200,7 @@ class Workspace:
         """Remove the workspace and all that was changed in it.
 
         Returns:
-            What a commit that was cut, and cannot be ended, leaves; "" for nothing.
+            A text of what a cut commit, which cannot be ended, leaves; else "".
 
         Raises:
             InUseError: a child has it.
