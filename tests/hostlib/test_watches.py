@@ -43,7 +43,7 @@ def few(hall: Hall) -> FewWatches:
     return made
 
 
-# security.md, nobody starves; attack 18: a client is served, watched or not.
+# security.md, no child starves another; attack 18: a client is served, watched or not.
 async def test_a_client_for_whom_no_watch_is_left_is_served(
     hall: Hall, few: FewWatches
 ) -> None:
