@@ -1,6 +1,6 @@
 """The filter of the layer "seccomp": a deny list of system calls, as classic BPF.
 
-1. It closes doors to the kernel that no child needs; Landlock bounds files.
+1. It refuses system calls that no child needs; Landlock bounds files.
 2. All calls of another architecture are refused.
 3. ``clone3`` and ``openat2`` hide their flags: ENOSYS, and programs take older calls.
 4. No set-user-ID files: on the disk, they would be the host's.
