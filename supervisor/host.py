@@ -68,6 +68,7 @@ class Host(Parts):
 
         host nursery
         |- launcher              the launchpad's messages
+        |- forks.run             children whose forks are refused on and on
         |- pump.run              every client's fast requests
         |- pump.watch_deadlines  messages that began and do not end
         |- pump.look_at_unwatched  clients for whom no epoll watch is left

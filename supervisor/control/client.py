@@ -33,24 +33,14 @@ if TYPE_CHECKING:
 VERSION = 1
 """Version of the questions; a host refuses any other."""
 
-ORDERS = (
-    "spawn",
-    "kill",
-    "stop-child",
-    "input",
-    "reload",
-    "replace",
-    "workspace",
-    "network",
+LASTING = frozenset(
+    {
+        *("spawn", "kill", "stop-child", "input"),
+        *("reload", "replace", "workspace", "network"),
+        *("fleet-leave", "held", "on", "top", "wait"),  # at a fleet's door
+    }
 )
-STREAMS = ("logs", "events", "stop", "workspace-patch", "workspace-export")
-"""The streams of a daemon."""
-
-LASTING = frozenset((*ORDERS, "fleet-leave", "held", "on", "top", "wait"))
-"""Requests that may take longer than a question: orders, and more at a fleet's door."""
-
-QUESTIONS = ("ps", "clients", "files", "stats", "leaks", "quota")
-"""The questions that every host answers."""
+"""Requests that may take longer than a question."""
 
 TIMEOUT_S = 10.0
 """Bounds a whole question, as on the host's side; for an order or a stream, the wait
@@ -140,7 +130,7 @@ def call(
 
     Args:
         path: the host's control socket.
-        do: one of ``QUESTIONS`` or ``ORDERS``.
+        do: the name of the question or order.
         args: of an order.
         timeout_s: seconds for a question; of an order, until the next sign of life.
 
@@ -252,7 +242,7 @@ def stream(
 
     Args:
         path: the host's control socket.
-        do: one of ``STREAMS``.
+        do: its name.
         args: its arguments.
         reader: the descriptor to which the caller writes the items; None for none.
         beside: called before each wait: does other work, and returns the descriptor to

@@ -201,7 +201,10 @@ class Daemon:
         |- on_signals             TERM, INT: stop; HUP: reload; USR2: next program
         |- feed_watchdog          proves that the loop turns
         |- watch_lag, Conditions  how late the loop is; children that are stopped or stuck
+        |- serve_metrics          figures, if a listener is configured
+        |- member                 of a fleet, if one is configured
         |- serve_control          answers, orders, streams
+        |- apply_config           once, after a hand-over
         |- kept children          one task a name: turn, process, restarts
 
     Args:
