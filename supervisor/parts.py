@@ -27,7 +27,7 @@ from supervisor.fsproxy.pump import Pump
 from supervisor.fsproxy.session import Session
 from supervisor.sandbox.fork_watch import ForkWatch
 from supervisor.sandbox.groups import Groups, Reserve
-from supervisor.sandbox.host_directories import Apart
+from supervisor.sandbox.host_directories import HiddenDirectories
 from supervisor.sandbox.plan import Machine
 from supervisor.spawn.process import LaunchpadLost
 from supervisor.usage.workspace_sizes import WorkspaceSizes
@@ -130,7 +130,7 @@ class Parts:
         self.generation = 0
         self.baseline = Baseline.now()
         self.holders: set[Callable[[], Iterable[tuple[int, str]]]] = set()
-        self.apart = Apart(settings.hidden)
+        self.apart = HiddenDirectories(settings.hidden)
         self.holders.add(self.apart.descriptors)
         self.launcher = launcher
         self.settings = settings

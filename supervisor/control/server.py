@@ -157,7 +157,7 @@ class Orders:
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class ListeningSocket:
     """A socket that listens already, from the service manager or the program before.
 
     Attributes:
@@ -173,7 +173,7 @@ async def serve_control(
     host: Host,
     path: str,
     orders: Orders | None = None,
-    given: Given | None = None,
+    given: ListeningSocket | None = None,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serve a host's control socket until cancelled; then its file is removed.

@@ -93,7 +93,7 @@ class _Source(NamedTuple):
     ended: Callable[[], bool]
 
 
-class Overdue:
+class OverdueChildren:
     """Children that a stop had to kill, for clients that wait for its end.
 
     Attributes:
@@ -135,7 +135,7 @@ class DaemonStreams:
         journal: SegmentJournal,
         log_dir: str,
         stop: Callable[[float | None], None],
-        overdue: Overdue,
+        overdue: OverdueChildren,
     ) -> None:
         self._host = host
         self._children = children

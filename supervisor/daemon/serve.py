@@ -54,8 +54,8 @@ from supervisor.config.document import Config
 from supervisor.control.blockers import MAX_NAMED, blocker, sentence
 from supervisor.control.fleet import FleetOrders
 from supervisor.control.orders import DaemonOrders
-from supervisor.control.server import Given, OrderError, Orders, serve_control
-from supervisor.control.streams import DaemonStreams, Overdue
+from supervisor.control.server import ListeningSocket, OrderError, Orders, serve_control
+from supervisor.control.streams import DaemonStreams, OverdueChildren
 from supervisor.daemon.sweep import sweep
 from supervisor.fleet.link import LinkError
 from supervisor.fleet.store_address import secret_files, usual_secret_files
@@ -222,7 +222,7 @@ class Daemon:
         self._stop_asked = trio.Event()
         self._has_begun = trio.Event()  # all configured or restored children are known
         self._grace_s = settings_of(options.config).grace_s
-        self._overdue = Overdue()
+        self._overdue = OverdueChildren()
         self._went_well = True
         self._member: Member | None = None
 
@@ -328,15 +328,15 @@ class Daemon:
         keeper = BaseKeeper(bases, stream_by(door_of(self._places.control)))
         return Member(host, children, section, f"{state_dir}/{FLEET_NODE}", keeper)
 
-    def _take_control(self) -> Given | None:
+    def _take_control(self) -> ListeningSocket | None:
         """Return the control socket if it is open already; the caller owns it."""
         left = self._opened.left
         if left is not None:
             sock = socket.socket(fileno=left.listener_fd)
             sock.setblocking(False)
-            return Given(sock, left.listener_identity)
+            return ListeningSocket(sock, left.listener_identity)
         among = self._activated.get("control")
-        return Given(among.pop(0)) if among else None
+        return ListeningSocket(among.pop(0)) if among else None
 
     def _surroundings(self, children: Children, orders: Orders) -> DaemonSurroundings:
         address = self._notifier.address

@@ -263,7 +263,7 @@ def descriptors_open() -> int | None:
 # Counted events
 
 
-class Counted(NamedTuple):
+class EventCounter(NamedTuple):
     """A counter of events of the journal.
 
     Attributes:
@@ -320,43 +320,43 @@ def _conflicts(fields: dict[str, Any]) -> Iterator[tuple[Labels, int]]:
     yield (), fields["conflicts"]
 
 
-COUNTED: tuple[Counted, ...] = (
-    Counted(
+COUNTED: tuple[EventCounter, ...] = (
+    EventCounter(
         "sandhost_children_spawned",
         "Children that were started",
         (),
         ("child.spawned",),
     ),
-    Counted(
+    EventCounter(
         "sandhost_child_exits",
         "Children that ended, by reason",
         ("reason",),
         ("child.exited", "child.gone"),
         _exits,
     ),
-    Counted(
+    EventCounter(
         "sandhost_auto_closed_files",
         "Files closed for clients that were gone",
         ("reason",),
         ("client.gone",),
         _auto_closed,
     ),
-    Counted(
+    EventCounter(
         "sandhost_security_denials",
         "Requests for what a client may not reach",
         ("command",),
         ("security.denied",),
     ),
-    Counted(
+    EventCounter(
         "sandhost_child_limits",
         "Limits that children came near to or reached",
         ("limit", "level"),
         ("child.limit",),
     ),
-    Counted(
+    EventCounter(
         "sandhost_llm_calls", "Calls of models", ("model", "outcome"), ("llm.called",)
     ),
-    Counted(
+    EventCounter(
         "sandhost_llm_tokens",
         "Tokens that providers charged; those of caches are part of the prompt, those of"
         " reasoning of the completion",
@@ -364,45 +364,45 @@ COUNTED: tuple[Counted, ...] = (
         ("llm.called",),
         _llm_tokens,
     ),
-    Counted(
+    EventCounter(
         "sandhost_llm_dropped",
         "Members left out of requests that were translated: they change nothing",
         ("api", "field"),
         ("llm.dropped",),
         _llm_dropped,
     ),
-    Counted(
+    EventCounter(
         "sandhost_quota_denials",
         "Calls that a quota did not allow",
         ("model",),
         ("quota.denied",),
     ),
-    Counted(
+    EventCounter(
         "sandhost_executions_started",
         "Tool executions that began",
         (),
         ("exec.started",),
     ),
-    Counted(
+    EventCounter(
         "sandhost_executions_ended",
         "Tool executions that ended",
         ("outcome",),
         ("exec.ended",),
         _exec_ended,
     ),
-    Counted(
+    EventCounter(
         "sandhost_sidecar_restarts",
         "Starts of sidecars after an end or a failure",
         ("sidecar",),
         ("sidecar.restarting",),
     ),
-    Counted(
+    EventCounter(
         "sandhost_workspace_commits",
         "Commits that were ordered and applied",
         (),
         ("workspace.committed",),
     ),
-    Counted(
+    EventCounter(
         "sandhost_workspace_conflicts",
         "Paths that such commits could not take, for the base had changed",
         (),
@@ -412,7 +412,7 @@ COUNTED: tuple[Counted, ...] = (
 )
 """The families that are counted from the journal."""
 
-_BY_EVENT: dict[str, list[Counted]] = {}
+_BY_EVENT: dict[str, list[EventCounter]] = {}
 for _one in COUNTED:
     for _event in _one.events:
         _BY_EVENT.setdefault(_event, []).append(_one)

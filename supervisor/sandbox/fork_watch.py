@@ -47,7 +47,7 @@ CPUS = 0.1
 """Processors' time of a group that is held back: 10 ms in each 100."""
 
 
-class _Watched:
+class _WatchedChild:
     """A child whose forks may be refused.
 
     Attributes:
@@ -93,7 +93,7 @@ class ForkWatch:
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
-        self._watched: dict[int, _Watched] = {}
+        self._watched: dict[int, _WatchedChild] = {}
         self._has_some = trio.Event()
 
     def descriptors(self) -> Iterable[int]:
@@ -122,7 +122,7 @@ class ForkWatch:
             if counted >= 0:
                 os.close(counted)
             return
-        one = self._watched[counted] = _Watched(
+        one = self._watched[counted] = _WatchedChild(
             child_id, name, limits.cpus, counted, bounded
         )
         # Held back by the program of this host before.
@@ -145,7 +145,7 @@ class ForkWatch:
                     _set_bound(one.group, one.cpus)
                 self._drop(one)
 
-    def _drop(self, one: _Watched) -> None:
+    def _drop(self, one: _WatchedChild) -> None:
         del self._watched[one.fd]
         os.close(one.fd)
 
@@ -168,7 +168,7 @@ class ForkWatch:
                 self._look(one, now, too_many)
             before = now
 
-    def _look(self, one: _Watched, now: float, too_many: int) -> None:
+    def _look(self, one: _WatchedChild, now: float, too_many: int) -> None:
         before = one.refused
         try:
             one.refused = _refused(one.fd)
@@ -183,19 +183,19 @@ class ForkWatch:
         elif one.refused - before >= too_many:
             self._hold_back(one, one.refused - before)
 
-    def _hold_back(self, one: _Watched, refused: int) -> None:
+    def _hold_back(self, one: _WatchedChild, refused: int) -> None:
         cpus = CPUS if one.cpus is None else min(one.cpus, CPUS)
         if _set_bound(one.group, cpus):
             one.is_held_back = True
             self._tell("child.held_back", one, cpus=cpus, refused=refused)
 
-    def _let_go(self, one: _Watched) -> None:
+    def _let_go(self, one: _WatchedChild) -> None:
         if _set_bound(one.group, one.cpus):
             one.is_held_back = False
             one.calm_s = min(2 * one.calm_s, MOST_CALM_S)
             self._tell("child.let_go", one, cpus=one.cpus)
 
-    def _tell(self, event: str, one: _Watched, **more: float | None) -> None:
+    def _tell(self, event: str, one: _WatchedChild, **more: float | None) -> None:
         self._journal.write(
             event,
             child_id=one.child_id,

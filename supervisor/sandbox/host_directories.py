@@ -65,8 +65,8 @@ def resolver_locations() -> tuple[Location, ...]:
     return found
 
 
-class Apart:
-    """Some directories, held from when they are first there.
+class HiddenDirectories:
+    """Directories that no child sees into, held from when they are first there.
 
     Args:
         paths: their names, with links or without.

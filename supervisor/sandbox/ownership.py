@@ -177,7 +177,7 @@ def give(directories: Iterable[str], user: int) -> None:
         try:
             before = os.fstat(top)
             if before.st_uid != user:
-                _Giving(before, user).give_contents(top)
+                _OwnerChange(before, user).give_contents(top)
                 _open_to_group(top, user)
                 os.fchown(top, user, user)
         finally:
@@ -208,7 +208,7 @@ def _open_to_group(top: int, user: int) -> None:
         os.close(above)
 
 
-class _Giving:
+class _OwnerChange:
     """One directory's contents; one of them is held at a time, however deep it goes."""
 
     def __init__(self, before: os.stat_result, user: int) -> None:

@@ -285,7 +285,7 @@ def _change_root(order: Order, view: tuple[Any, ...]) -> str:
     if order.root is None:
         namespaces.enter("mountns")
     fresh_proc = "pidns" in order.layers
-    made = mounts.Made(links, files, command)
+    made = mounts.RootEntries(links, files, command)
     joined = order.joined.get(VIEW, -1)
     passed = mounts.PassedDescriptors(order.held, order.mounts_fd, joined)
     return mounts.build(

@@ -5,7 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.sandbox.host_directories import Apart, Location, locations_of
+from supervisor.sandbox.host_directories import (
+    HiddenDirectories,
+    Location,
+    locations_of,
+)
 from supervisor.sandbox.shown_files import ShownFiles
 from supervisor.sandbox.view import PathRule, View
 from supervisor.sandbox.visible import view_of
@@ -102,7 +106,9 @@ def test_a_directory_is_where_it_is_now(tmp_path: Path, no_leaks: None) -> None:
         (tmp_path / name).mkdir(parents=True)
     (tmp_path / "later").rmdir()
     (tmp_path / "link").symlink_to("a")
-    apart = Apart((str(tmp_path / "link" / "state"), str(tmp_path / "later")))
+    apart = HiddenDirectories(
+        (str(tmp_path / "link" / "state"), str(tmp_path / "later"))
+    )
     found = (tmp_path / "a" / "state").stat()
     identity = (found.st_dev, found.st_ino)
     assert apart.locations() == (Location(str(tmp_path / "a" / "state"), identity),)

@@ -47,7 +47,7 @@ def build(*trees, links=()):
     trees = tuple((os.fsencode(path), kind, known(path, kind)) for path, kind in trees)
     links = tuple((os.fsencode(a), os.fsencode(b)) for a, b in links)
     passed = mounts.PassedDescriptors((), -1, -1)
-    mounts.build(mounts.Made(links, ()), trees, -1, passed, fresh_proc=False)
+    mounts.build(mounts.RootEntries(links, ()), trees, -1, passed, fresh_proc=False)
 """
 
 
@@ -314,7 +314,7 @@ def overlaid(path, own):
     trees = ((os.fsencode(root), "write", False),
              (os.fsencode(root + path), "overlay", os.fsencode(root + own)))
     passed = mounts.PassedDescriptors((), -1, -1)
-    mounts.build(mounts.Made((), ()), trees, -1, passed, fresh_proc=False)
+    mounts.build(mounts.RootEntries((), ()), trees, -1, passed, fresh_proc=False)
     os.chdir(root + path)
 make_overlay = overlay.make_overlay
 def without(*args, has_user_marks, is_volatile):
@@ -418,7 +418,7 @@ def build_later(tree, *, files=(), links=(), meanwhile=lambda: None):
     common = common_root.make_common_root(trees, ())
     meanwhile()
     passed = mounts.PassedDescriptors((), -1, -1)
-    made = mounts.Made(links, files)
+    made = mounts.RootEntries(links, files)
     mounts.build(made, trees, -1, passed, common, fresh_proc=False)
 """
 

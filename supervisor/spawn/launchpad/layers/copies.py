@@ -11,12 +11,12 @@ import os
 
 from hostlib.linux import mount_calls
 from hostlib.linux.syscalls import NOT_THERE, open_exactly
-from supervisor.spawn.launchpad.layers.fresh_root import Held, PartError
+from supervisor.spawn.launchpad.layers.fresh_root import HeldTree, PartError
 
 
 def copy_trees(
     path: bytes, kind: str, owners: int, *, if_possible: bool = False
-) -> list[Held]:
+) -> list[HeldTree]:
     """Copy what is mounted at a path and beneath it; nothing if nothing is there.
 
     Args:
@@ -37,34 +37,34 @@ def copy_trees(
     try:
         fd = _copy(found, kind, mount_calls.OPEN_TREE)
         if owners < 0:
-            return [Held(path, fd)]
+            return [HeldTree(path, fd)]
         try:
             mount_calls.set_attributes(fd, mount_calls.ATTR_IDMAP, owners, beneath=True)
         except OSError:  # of the path itself, or of something that is mounted beneath
             return _copies_in_part(
                 fd, found, path, kind, owners, if_possible=if_possible
             )
-        return [Held(path, fd)]
+        return [HeldTree(path, fd)]
     finally:
         os.close(found)
 
 
 def _copies_in_part(
     fd: int, found: int, path: bytes, kind: str, owners: int, *, if_possible: bool
-) -> list[Held]:
+) -> list[HeldTree]:
     """Return copies of which some cannot have owners mapped; ``fd`` has none."""
     try:
         held = _copy_separately(found, path, kind, owners)
     except PartError:
         if if_possible:
-            return [Held(path, fd)]
+            return [HeldTree(path, fd)]
         os.close(fd)
         raise
     os.close(fd)
     return held
 
 
-def _copy_separately(found: int, path: bytes, kind: str, owners: int) -> list[Held]:
+def _copy_separately(found: int, path: bytes, kind: str, owners: int) -> list[HeldTree]:
     """Copy a mount and those beneath it that can have owners mapped (rule 2).
 
     Raises:
@@ -74,7 +74,7 @@ def _copy_separately(found: int, path: bytes, kind: str, owners: int) -> list[He
         top = _copy_mapped(found, kind, owners)
     except OSError as error:
         raise PartError("uid", error.errno or errno.EIO, path) from None
-    held = {path: Held(path, top)}
+    held = {path: HeldTree(path, top)}
     for place in _mounts_beneath(path):
         around = place.rpartition(b"/")[0]
         while around not in held:
@@ -90,9 +90,9 @@ def _copy_separately(found: int, path: bytes, kind: str, owners: int) -> list[He
                 raise
             continue  # another mount covers what it lies in
         try:
-            held[place] = Held(place, _copy_mapped(inside, kind, owners), over=over)
+            held[place] = HeldTree(place, _copy_mapped(inside, kind, owners), over=over)
         except OSError:
-            held[place] = Held(place, over, is_hidden=True, is_left_out=True)
+            held[place] = HeldTree(place, over, is_hidden=True, is_left_out=True)
         finally:
             os.close(inside)
     return list(held.values())

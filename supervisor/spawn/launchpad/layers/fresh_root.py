@@ -48,7 +48,7 @@ class PartError(Exception):
     """
 
 
-class Held:
+class HeldTree:
     """The descriptor of one of the trees.
 
     Attributes:
@@ -85,7 +85,7 @@ class Held:
             os.close(self.over)
 
 
-class _Ours:
+class _OwnFilesystem:
     """A file system of this process alone, for places of trees.
 
     Args:
@@ -159,9 +159,10 @@ class Stage:
     """
 
     def __init__(self, top: int) -> None:
-        self._root = _Ours(top)
+        self._root = _OwnFilesystem(top)
         self._links: tuple[tuple[bytes, bytes], ...] = ()
-        self._around: dict[bytes, _Ours | None] = {b"": self._root}  # None: a copy
+        # By path; None for a copy.
+        self._around: dict[bytes, _OwnFilesystem | None] = {b"": self._root}
 
     @property
     def top(self) -> int:
@@ -187,12 +188,12 @@ class Stage:
         """Make an executable file of ours."""
         self._root.make_file(path, content, 0o755)
 
-    def _make_links(self, ours: _Ours) -> None:
+    def _make_links(self, ours: _OwnFilesystem) -> None:
         for path, target in self._links:
             if path.startswith(ours.path + b"/"):
                 ours.make_link(path, target)
 
-    def attach(self, tree: Held) -> None:
+    def attach(self, tree: HeldTree) -> None:
         """Mount a copy under its name; nothing happens where that cannot be."""
         if tree.path == b"/":  # which is this one
             return
@@ -217,7 +218,7 @@ class Stage:
             os.close(place)
         self._around[tree.path] = None
 
-    def hide(self, tree: Held) -> None:
+    def hide(self, tree: HeldTree) -> None:
         """Cover a directory within a copy; elsewhere nothing of it is to be seen.
 
         Raises:
@@ -239,7 +240,7 @@ class Stage:
         if not tree.is_directory:
             os.close(cover)
             return
-        self._around[tree.path] = ours = _Ours(cover, tree.path)
+        self._around[tree.path] = ours = _OwnFilesystem(cover, tree.path)
         self._make_links(ours)
 
     def seal(self) -> None:
@@ -250,13 +251,13 @@ class Stage:
                 if ours is not self._root:
                     os.close(ours.top)
 
-    def _holder(self, path: bytes) -> _Ours | None:
+    def _holder(self, path: bytes) -> _OwnFilesystem | None:
         """Return what of ours a path lies in; None: it lies in a copy."""
         while path not in self._around:
             path = path.rpartition(b"/")[0]
         return self._around[path]
 
-    def _the_same(self, tree: Held) -> int:
+    def _the_same(self, tree: HeldTree) -> int:
         """Open what lies in a copy under a tree's name.
 
         Raises:

@@ -20,7 +20,7 @@ from supervisor.spawn.launchpad.layers.copies import copy_trees
 from supervisor.spawn.launchpad.layers.fresh_root import (
     HIDE,
     IF_POSSIBLE,
-    Held,
+    HeldTree,
     PartError,
     moved,
 )
@@ -47,7 +47,7 @@ _PROGRAMS, _OTHERS_PROGRAMS = b"/.sandhost", b"/usr/local/bin"
 """The program of ours that a child may run, and where it is seen."""
 
 
-class Made:
+class RootEntries:
     """Entries of the fresh root itself.
 
     Attributes:
@@ -87,7 +87,7 @@ class PassedDescriptors:
 
 
 def build(
-    made: Made,
+    made: RootEntries,
     trees: tuple[Tree, ...],
     owners: int,
     passed: PassedDescriptors,
@@ -117,7 +117,7 @@ def build(
             as it was asked for.
         OSError: another thing that this machine does not let it do.
     """
-    held: list[Held] = []
+    held: list[HeldTree] = []
     umask = os.umask(0o022)
     try:
         if common is not None and not common.fits(trees, made.links, made.files):
@@ -147,7 +147,7 @@ def build(
     return f"{count} places{_describe_left_out(held)}{without}"
 
 
-def _hold(tree: Tree, owners: int, passed: PassedDescriptors) -> list[Held]:
+def _hold(tree: Tree, owners: int, passed: PassedDescriptors) -> list[HeldTree]:
     """Hold what a tree is in the fresh root; arguments and errors as of ``build``."""
     path, kind, what = tree
     if kind == HIDE:
@@ -160,7 +160,7 @@ def _hold(tree: Tree, owners: int, passed: PassedDescriptors) -> list[Held]:
             mount = _copy_of_joined(passed.joined, path)
         else:
             mount = _overlay(path, what)  # type: ignore[arg-type]
-        return [Held(path, mount, over=over)]
+        return [HeldTree(path, mount, over=over)]
     asks = owners if what else -1
     return copy_trees(path, kind, asks, if_possible=what == IF_POSSIBLE)
 
@@ -172,8 +172,8 @@ def is_made_here(path: bytes) -> bool:
 
 def _fill(
     root: CommonRoot,
-    made: Made,
-    held: list[Held],
+    made: RootEntries,
+    held: list[HeldTree],
     proc: int,
     flags: int,
 ) -> str:
@@ -197,7 +197,7 @@ def _fill(
         except OSError as error:
             raise PartError("pidns", error.errno or errno.EIO, b"") from None
     else:
-        stage.attach(Held(b"/proc", proc))
+        stage.attach(HeldTree(b"/proc", proc))
         os.close(proc)
     without = "" if root.has_terminals else ", no terminals of its own"
     if made.command:
@@ -331,7 +331,7 @@ def _send_copy(line: _socket.socket, namespace: int, path: bytes) -> NoReturn:
         os._exit(0)
 
 
-def _hold_hidden(path: bytes, identity: object) -> Held:
+def _hold_hidden(path: bytes, identity: object) -> HeldTree:
     """Hold what is to be hidden.
 
     Raises:
@@ -346,10 +346,10 @@ def _hold_hidden(path: bytes, identity: object) -> Held:
     found = os.fstat(fd)
     if (found.st_dev, found.st_ino) != identity:
         raise moved(path)
-    return Held(path, fd, is_hidden=True)
+    return HeldTree(path, fd, is_hidden=True)
 
 
-def _describe_left_out(held: list[Held]) -> str:
+def _describe_left_out(held: list[HeldTree]) -> str:
     """Say which mounts are left out (``layers.copies``), in a few words; "" for none."""
     left = [one.path.decode(errors="replace") for one in held if one.is_left_out]
     if not left:
