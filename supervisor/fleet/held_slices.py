@@ -272,9 +272,6 @@ class HeldSlices:
         state = HeldState.RETIRING if row.reserved else HeldState.CLOSED
         return replace(row, state=state)
 
-    def _stored(self, row: HeldRow) -> HeldRow:
-        return row
-
     # Rows
 
     def _retire(self, row: HeldRow, step: Step) -> None:
@@ -283,7 +280,7 @@ class HeldSlices:
 
     def _put(self, row: HeldRow, step: Step) -> None:
         self._rows[row.id] = row
-        step.put("held", row.id, self._stored(row))
+        step.put("held", row.id, row)
 
     def _put_ledger(self, row: LedgerRow, step: Step) -> None:
         self.ledger = row

@@ -62,13 +62,6 @@ class _TellsDifferences(HeldSlices):
         return SliceReport(row.id, news, row.state is HeldState.CLOSED)
 
 
-class _NotWritten(HeldSlices):
-    """Reservations are kept in memory alone."""
-
-    def _stored(self, row: HeldRow) -> HeldRow:
-        return replace(row, reserved={})
-
-
 class _Forgotten(HeldSlices):
     """Reservations of a dead process count as never spent."""
 
@@ -151,7 +144,7 @@ BROKEN: Mapping[str, Rules] = MappingProxyType(
         ),
         "inventory over all sessions": Rules(account=_AllSessions),
         "ledger without an id": Rules(account=_NoLedgerId),
-        "reservation not written": Rules(held=_NotWritten),
+        "reservation not written": Rules(stores_reservations=False),
         "reservation forgotten by a crash": Rules(held=_Forgotten),
         "last report with calls in flight": Rules(held=_LastTooEarly),
         "differences instead of totals": Rules(_Differences, _TellsDifferences),

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 import msgspec
+from msgspec.structs import replace
 
 from supervisor.fleet import node as on_node
 from supervisor.fleet.directory import Directory, FleetError, PlacementRequest
@@ -73,6 +74,7 @@ class Rules:
     Attributes:
         back_after_s: the root takes a slice back after so long (no rule of ours).
         has_timer: the kernel ends the launchpad at its deadline.
+        stores_reservations: a node's ledger has them.
     """
 
     account: type[RootAccount] = RootAccount
@@ -80,6 +82,7 @@ class Rules:
     directory: type[Directory] = Directory
     back_after_s: float | None = None
     has_timer: bool = True
+    stores_reservations: bool = True
 
 
 @dataclass
@@ -370,10 +373,19 @@ class Simulation:
         self._try_calls(machine)
         self.after(TICK_S, self._to, process, self._tick_node, machine, process)
 
+    def _stored(self, row: msgspec.Struct) -> msgspec.Struct:
+        if isinstance(row, HeldRow) and not self.rules.stores_reservations:
+            return replace(row, reserved={})
+        return row
+
     def _do(self, machine: Machine, step: NodeStep) -> None:
         """Store a step's changes, then send and act; a node that dies does neither."""
         rows = [
-            (one.table, one.key, None if one.row is None else _encoded(one.row))
+            (
+                one.table,
+                one.key,
+                None if one.row is None else _encoded(self._stored(one.row)),
+            )
             for one in step.changes
         ]
         self.after(
