@@ -145,7 +145,7 @@ agents: $(STAMP)  ## real agents from their registries, each once (needs the net
 
 chaos: CHAOS_ROUNDS = 10000
 chaos: $(STAMP)  ## the long form: 10,000 rounds of random kill -9
-	CHAOS_ROUNDS=$(CHAOS_ROUNDS) $(BIN)/python -m pytest -m chaos -o timeout=3600 $(ARGS)
+	CHAOS_ROUNDS=$(CHAOS_ROUNDS) $(BIN)/python -m pytest $(PARALLEL) -m chaos -o timeout=3600 $(ARGS)
 
 lock: $(STAMP)  ## pin anew what pyproject.toml asks for (needs the network)
 	$(BIN)/python -m pip install --quiet 'pip-tools>=7.6'
