@@ -8,7 +8,7 @@ import pytest
 
 from tests.helpers.memory_directory import MemoryDirectory
 from tests.helpers.trees import content, names, opened, put, swapped_users, tree
-from vfs.backends import Backend, HostDirectory
+from vfs.backends import Backend, HostDirectory, MountDirectory
 from vfs.errors import AccessDeniedError
 
 if TYPE_CHECKING:
@@ -241,3 +241,15 @@ def test_descriptors_are_told_and_given_back(tree: Backend) -> None:
     handle.close()
     staged.close()
     assert handle.descriptors() == staged.descriptors() == ()
+
+
+# open and stat use a name only in the call that a mount makes as the child's user; the
+# others use the held directory alone.
+WITHOUT_RIGHTS_OF_ITS_OWN = {"open", "stat", "descriptors", "close"}
+
+
+# docs/how-to/extending.md: a method that a mount inherits has the host's rights.
+def test_a_mount_has_each_operation_in_the_rights_of_its_user() -> None:
+    operations = {name for name in vars(Backend) if not name.startswith("_")}
+    assert {"remove", "rename", *WITHOUT_RIGHTS_OF_ITS_OWN} <= operations
+    assert operations - WITHOUT_RIGHTS_OF_ITS_OWN <= set(vars(MountDirectory))
