@@ -7,8 +7,8 @@
 2. Other threads are for work that changes its thread (``in_own_thread``), or whose end no
    task waits for (``in_background``).
 3. Other modules do not import ``threading``: locks between threads are ``ThreadLock``.
-4. If no thread can be started, the caller's thread does the work, or the work waits
-   (``in_background_only``), or it fails (``in_thread``, ``in_own_thread``).
+4. If no thread can be started, the caller's thread does the work (``in_background``), or it
+   fails (``in_thread``, ``in_own_thread``).
 """
 
 import contextlib
@@ -272,22 +272,11 @@ def in_background(call: Callable[[*Ts], None], *args: *Ts) -> None:
     it at its end.  If no thread can be started, the caller's thread does the call.
     """
     _background.add(partial(call, *args))
-    _background.begin(or_here=True)
-
-
-def in_background_only(call: Callable[[*Ts], None], *args: *Ts) -> None:
-    """Run a call as ``in_background``, but never in the caller's thread.
-
-    For finalizers: the garbage collector runs them at any point, with any lock held.  If
-    no thread can be started, the call waits for the next background call.
-    """
-    _background.add(partial(call, *args))
-    _background.begin(or_here=False)
+    _background.begin()
 
 
 def has_background_work() -> bool:
-    """Return whether background calls are left; start those that wait for a thread."""
-    _background.begin(or_here=True)
+    """Return whether background calls are left."""
     return _background.is_at_work
 
 
@@ -307,23 +296,15 @@ class _Background:
         """Whether the thread has calls to do."""
         return self._is_at_work.locked()
 
-    def begin(self, *, or_here: bool) -> None:
-        """Start the thread, unless it is at work.
-
-        Args:
-            or_here: if it cannot be started, do all calls in this thread.
-        """
+    def begin(self) -> None:
+        """Start the thread, unless it is at work; without one, do all calls here."""
         if not (self._calls and self._is_at_work.acquire(blocking=False)):
             return
         thread = threading.Thread(
             target=in_worker, args=(self._run,), name="background"
         )
-        if _is_started(thread):
-            return
-        if or_here:
+        if not _is_started(thread):
             self._run()
-        else:
-            self._is_at_work.release()
 
     def _run(self) -> None:
         try:
@@ -332,7 +313,7 @@ class _Background:
         finally:
             self._is_at_work.release()
             # Calls that came after the last look, or after a call that raised.
-            self.begin(or_here=True)
+            self.begin()
 
 
 _background = _Background()

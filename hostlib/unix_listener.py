@@ -24,6 +24,8 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from hostlib.unix_names import is_deaf
+
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
 
@@ -179,11 +181,7 @@ def _check_free(dir_fd: int, name: str) -> None:
         return
     if not stat.S_ISSOCK(mode):
         raise OSError(errno.EEXIST, "it is there and not a socket; use another path")
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.setblocking(False)
-        refusal = probe.connect_ex(f"/proc/self/fd/{dir_fd}/{name}")
-    if refusal != errno.ECONNREFUSED:
-        # Also EAGAIN (its queue is full) and EACCES: its owner may be alive.
+    if not is_deaf(f"/proc/self/fd/{dir_fd}/{name}"):
         raise OSError(errno.EADDRINUSE, "a living host listens there; use another path")
     os.unlink(name, dir_fd=dir_fd)
 

@@ -43,6 +43,6 @@ def is_deaf(path: str) -> bool:
                 line.connect(name)
     except ConnectionRefusedError:
         return True
-    except OSError:  # removed, or alive and busy
+    except OSError:  # removed; or EAGAIN, EACCES: its owner may be alive
         return False
     return False

@@ -21,12 +21,12 @@ def open_unnamed(directory: str | None = None) -> int:
     try:
         return os.open(directory, flags, 0o600)
     except OSError as why:
-        if why.errno not in _NO_TMPFILE:
+        if why.errno not in NO_TMPFILE:
             raise
     fd, name = tempfile.mkstemp(dir=directory)
     os.unlink(name)
     return fd
 
 
-_NO_TMPFILE = frozenset({errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL})
+NO_TMPFILE = frozenset({errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL})
 """Errors of open(2) on a file system without O_TMPFILE."""

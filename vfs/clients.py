@@ -543,14 +543,6 @@ class Tables:
         """Return an id that no client has had."""
         return f"c{next(self.client_ids)}"
 
-    def client_rows(self) -> list[dict[str, object]]:
-        """Return the client table as JSON objects."""
-        return [client.row() for client in self.clients.values()]
-
-    def file_rows(self) -> list[dict[str, object]]:
-        """Return the file table as JSON objects."""
-        return [file_row(file) for file in self.files.values()]
-
 
 def file_row(file: OpenFile) -> dict[str, object]:
     """Return an open file as the contract's JSON object.

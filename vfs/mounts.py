@@ -231,11 +231,6 @@ def _invalidate(mount: Mount) -> None:
     mount.is_asked_about, mount.is_sure = True, False
 
 
-def hold_count(device: int) -> int:
-    """Return how many directories hold a device number."""
-    return held_devices.get(device, 0)
-
-
 def mount_table_descriptors() -> tuple[int, ...]:
     """Return the descriptor of the mount table, if this process holds it."""
     return mount_table.descriptors()

@@ -41,9 +41,8 @@ def open_files_warnings(most: int | None) -> Iterator[str]:
     hard = _hard_limit()
     if most is not None and most > (share := clients_share(hard)):
         yield (
-            f"{most} is more than the {share} files that all children together can have"
-            f" open: the host itself may have {hard} descriptors (ulimit -Hn); raise that"
-            " where the host is started, or write less"
+            f"{most} is more than the {share} open files of all children together: the"
+            f" host may have {hard} descriptors; raise ulimit -Hn of the host, or write less"
         )
 
 
@@ -53,7 +52,9 @@ def _hard_limit() -> int:
     return 1_048_576 if hard == resource.RLIM_INFINITY else hard
 
 
-def descriptors_of(files: set[tuple[int, int]]) -> list[tuple[tuple[int, int], int]]:
+def descriptors_by_file(
+    files: set[tuple[int, int]],
+) -> list[tuple[tuple[int, int], int]]:
     """Return (file, descriptor) of each descriptor of this process on given files."""
     found = []
     for name in os.listdir("/proc/self/fd") if files else ():

@@ -25,7 +25,7 @@ from protocol import error
 from supervisor.fsproxy.pump import POLLS
 from supervisor.fsproxy.replies import reason
 from supervisor.fsproxy.session_state import OutboundState
-from supervisor.fsproxy.transport import FileTransfer, bytes_unread, deepen
+from supervisor.fsproxy.transport import PIECE_BYTES, FileTransfer, bytes_unread, deepen
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -33,9 +33,6 @@ if TYPE_CHECKING:
     from supervisor.fsproxy.pump import Pump
     from vfs.clients import OpenFile
     from vfs.policy import Ledger
-
-TURN_BYTES = 1024 * 1024
-"""The piece of a file in one turn, 0.2 ms; a longer READ is sent in several turns."""
 
 Job = Callable[[], Awaitable[bytes | None]]
 """Slow work of one request; it returns the reply."""
@@ -215,7 +212,7 @@ class Outbound:
             deepen(self._write_fd)
         if not transfer.is_in_memory():
             return partial(self._load_and_send, transfer)
-        if size > TURN_BYTES:
+        if size > PIECE_BYTES:  # of one turn
             return partial(self.send_file, transfer)
         misses = 0
         while not transfer.is_done:

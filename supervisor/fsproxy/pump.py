@@ -40,7 +40,7 @@ SLICE_S = 0.001
 """Longest time without a checkpoint; one costs 10 us, so this gives up 1 %."""
 
 SENDING_SLICE_S = 0.0002
-"""The same while a large file is sent: the time of one piece (``sent``), so that
+"""The same while a large file is sent: the time of one piece (``transport``), so that
 neither waits for several of the other."""
 
 BATCH = 64
@@ -245,10 +245,6 @@ class Pump:
             deadline = time.monotonic() + session.deadline_s
             self._deadlines[session] = (deadline, session.requests)
             self._deadline_added.set()
-
-    def serve_ready(self) -> None:
-        """Serve once each session that is ready, without a wait."""
-        self.serve_events(self.epoll.poll(0, BATCH))
 
     async def run(self) -> None:
         """Serve until cancelled."""

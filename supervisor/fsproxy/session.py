@@ -124,7 +124,7 @@ class Session:
         on_attach: opens another conversation for its client; None without ATTACH.
         narrowed_places: places of its client from NARROW.
         closed_files: filenos that were open at its end.
-        why_closed: the first reason (``reasons``); None while it is open.
+        why_closed: the first reason (``replies``); None while it is open.
         failure: the exception that closed it, if any.
     """
 
@@ -656,10 +656,6 @@ class Session:
         A job in flight is waited for, never abandoned (I1).
         """
         self.close_soon(why)
-        await self._over.wait()
-
-    async def wait_over(self) -> None:
-        """Wait until all of it was given back."""
         await self._over.wait()
 
     async def _settle(self) -> None:

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING
 from blake3 import blake3
 
 from hostlib.database import open_database
-from hostlib.linux.descriptors import descriptors_of
+from hostlib.linux.descriptors import descriptors_by_file
 from hostlib.private_files import open_private
 from hostlib.threads import ThreadLock
 from supervisor.llmfd.blob_files import BlobFiles, make_part_name
@@ -168,7 +168,11 @@ class Checkpoints:
                 with contextlib.suppress(FileNotFoundError):
                     status = os.stat(self._path + suffix)
                     own.add((status.st_dev, status.st_ino))
-        for fd in (self._fd, self._blobs.fd, *(fd for _, fd in descriptors_of(own))):
+        for fd in (
+            self._fd,
+            self._blobs.fd,
+            *(fd for _, fd in descriptors_by_file(own)),
+        ):
             if fd >= 0:
                 yield fd, "checkpoints"
 

@@ -84,9 +84,13 @@ class Line:
     Attributes:
         session: the host's end.
         client: whom the host takes this for.
+        is_gone: set once the host has cleaned up after it.
     """
 
-    def __init__(self, session: Session, reader: int, writer: int) -> None:
+    def __init__(
+        self, session: Session, reader: int, writer: int, is_gone: trio.Event
+    ) -> None:
+        self.is_gone = is_gone
         self.session = session
         self.client = session.client
         self.reader = reader
@@ -223,7 +227,7 @@ class Line:
 
     async def gone(self) -> None:
         """Wait until the host has cleaned up after this client."""
-        await self.session.wait_over()
+        await self.is_gone.wait()
 
 
 class Hall:
@@ -299,6 +303,12 @@ class Hall:
     ) -> Line:
         """Connect a client and begin to serve it."""
         mine, theirs = _pair() if transport == "socketpair" else _pipes()
+        is_gone = trio.Event()
+
+        def note_end(session: Session) -> None:
+            self.closed.append(session)
+            is_gone.set()
+
         session = Session(
             self.pump,
             self.fs,
@@ -315,9 +325,9 @@ class Hall:
             dialect=dialect,
             max_write_bytes=max_write_bytes,
             deadline_s=deadline_s,
-            on_closed=self.closed.append,
+            on_closed=note_end,
         )
-        line = Line(session, *mine)
+        line = Line(session, *mine, is_gone)
         self.lines.append(line)
         self._nursery.start_soon(session.run)
         self.pump.add(session)

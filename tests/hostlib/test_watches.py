@@ -74,7 +74,7 @@ async def test_its_end_is_noticed_without_a_watch(hall: Hall, few: FewWatches) -
     assert await line.ask(b"PING\n") == b"OK"
     line.close()
     with trio.fail_after(10):
-        await line.session.wait_over()
+        await line.gone()
     assert hall.pump.statistics().unwatched == 0
     assert few.refused
 

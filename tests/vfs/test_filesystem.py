@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from hostlib.clock import timestamp
 from tests.helpers.memory_directory import MemoryDirectory
+from tests.helpers.tables import client_rows, file_rows
 from tests.vfs.worlds import World, close, world
 from vfs.filesystem import Client, Filesystem, OpenFile
 from vfs.ledger import Ledger
@@ -55,12 +56,12 @@ def test_rows_are_as_the_contract_prints_them(world: World) -> None:
     nested = world.fs.connect(policy, Ledger(client.ledger), "pipe", client)
     file = world.fs.open(nested, b"file", b"r+", False)
     world.fs.open(client, os.fsencode(world.where / "in/file"), b"r", None)
-    rows = json.loads(json.dumps(world.fs.tables.client_rows()))
+    rows = json.loads(json.dumps(client_rows(world.fs)))
     assert [row["id"] for row in rows] == [client.id, nested.id]
     assert list(rows[1])[:4] == ["id", "pipe_id", "open_files", "connected_at"]
     assert rows[1]["open_files"] == [file.fileno]
     assert rows[1]["parent_id"] == client.id
-    files = json.loads(json.dumps(world.fs.tables.file_rows()))
+    files = json.loads(json.dumps(file_rows(world.fs)))
     assert list(files[0])[:6] == [
         "fileno", "filename", "mode", "client_id", "opened_at", "is_top_level",
     ]  # fmt: skip
@@ -72,8 +73,8 @@ def test_rows_are_as_the_contract_prints_them(world: World) -> None:
         assert text.endswith("Z")
         assert datetime.fromisoformat(text).utcoffset() is not None
     world.fs.disconnect(client, "test")
-    assert not world.fs.tables.client_rows()
-    assert not world.fs.tables.file_rows()
+    assert not client_rows(world.fs)
+    assert not file_rows(world.fs)
 
 
 def test_times_are_rfc_3339_in_utc() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers.tables import file_rows
 from tests.vfs.worlds import World, world
 from vfs import names
 from vfs.errors import AccessDeniedError
@@ -21,7 +22,7 @@ def test_names_in_the_table_that_are_not_utf_8(world: World) -> None:
     client = world.client(world.policy())
     for name in (b"\xfe", b"\xff", "\N{LATIN SMALL LETTER E WITH ACUTE}".encode()):
         world.fs.open(client, name, b"w", False)
-    rows = json.loads(json.dumps(world.fs.tables.file_rows()))
+    rows = json.loads(json.dumps(file_rows(world.fs)))
     assert [row["filename"] for row in rows] == [r"\xfe", r"\xff", "\xe9"]
     world.fs.disconnect(client, "test")
 

@@ -449,30 +449,6 @@ def test_without_a_thread_what_has_to_be_done_is_done_here(
     assert done == [1]
 
 
-# The thread that collects garbage may hold any lock.
-def test_what_must_not_be_done_here_waits_for_a_thread(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def none(_: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    done: list[tuple[int, int]] = []
-
-    def note(number: int) -> None:
-        done.append((number, threading.get_ident()))
-
-    with monkeypatch.context() as patched:
-        patched.setattr(threading.Thread, "start", none)
-        threads.in_background_only(note, 1)
-        assert not done
-    over = threading.Event()
-    threads.in_background_only(note, 2)
-    threads.in_background_only(over.set)
-    assert over.wait(30)
-    assert [number for number, _ in done] == [1, 2]
-    assert threading.get_ident() not in {thread for _, thread in done}
-
-
 def test_what_is_done_afterwards_takes_one_thread(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

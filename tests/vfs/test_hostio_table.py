@@ -117,7 +117,7 @@ def test_two_threads_that_hold_a_directory_at_once_hold_it_once(
 ) -> None:
     backend = HostDirectory(os.open(tmp_path, os.O_PATH))
     device, _ = backend.identity()
-    before = mounts.hold_count(device)
+    before = mounts.held_devices.get(device, 0)
 
     def other_thread_first(device: int, fd: int) -> mounts.Mount:
         monkeypatch.undo()
@@ -126,9 +126,9 @@ def test_two_threads_that_hold_a_directory_at_once_hold_it_once(
 
     monkeypatch.setattr(host, "hold_device", other_thread_first)
     backend.hold()
-    assert mounts.hold_count(device) == before + 1
+    assert mounts.held_devices.get(device, 0) == before + 1
     backend.close()
-    assert mounts.hold_count(device) == before
+    assert mounts.held_devices.get(device, 0) == before
 
 
 def test_without_a_table_nothing_is_known_and_with_one_all_is(

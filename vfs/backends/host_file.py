@@ -25,6 +25,7 @@ from typing import NamedTuple, Self
 
 from hostlib.large_files import close_file
 from hostlib.linux.resolve import OPEN_FLAGS
+from hostlib.unnamed_files import NO_TMPFILE
 from vfs.backends.base import Removed, UnflushedError
 from vfs.backends.fsuser import act_as
 from vfs.mounts import MOUNTS, SLOW_WRITE_S, mount_of
@@ -32,7 +33,6 @@ from vfs.mounts import MOUNTS, SLOW_WRITE_S, mount_of
 STAGED_PREFIX = b".sandhost-"
 """The prefix of the hidden names of staged files."""
 
-_NO_TMPFILE = frozenset({errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL})
 _NOT_THERE = frozenset({errno.EXDEV, errno.EACCES, errno.EPERM, errno.EROFS})
 
 
@@ -332,7 +332,7 @@ def _open_unnamed(dir_fd: int) -> tuple[int, bytes]:
     try:
         fd = os.open(b".", os.O_TMPFILE | os.O_RDWR | OPEN_FLAGS, 0o666, dir_fd=dir_fd)
     except OSError as why:
-        if why.errno not in _NO_TMPFILE:
+        if why.errno not in NO_TMPFILE:
             raise
     else:
         return fd, b""

@@ -227,7 +227,7 @@ def _address(url: str) -> tuple[str, int] | str:
 
 
 def _connect(address: tuple[str, int] | str) -> socket.socket:
-    import socket  # noqa: PLC0415 - see toolclient, rule 4
+    import socket  # noqa: PLC0415 - see ``tools``, rule 4
 
     if isinstance(address, tuple):
         return socket.create_connection(address, CONNECT_TIMEOUT_S)
@@ -247,7 +247,7 @@ def _connect_unix(sock: socket.socket, path: str) -> None:
     connect(2) on a socket with a timeout returns EAGAIN at once if the queue is full, and
     the kernel has no event for room in it.
     """
-    import time  # noqa: PLC0415 - see toolclient, rule 4
+    import time  # noqa: PLC0415 - see ``tools``, rule 4
 
     until_s = time.monotonic() + CONNECT_TIMEOUT_S
     while True:
@@ -261,7 +261,7 @@ def _connect_unix(sock: socket.socket, path: str) -> None:
 
 def pause(seconds: float) -> None:
     """Sleep."""
-    import select  # noqa: PLC0415 - see toolclient, rule 4
+    import select  # noqa: PLC0415 - see ``tools``, rule 4
 
     select.select([], [], [], seconds)
 

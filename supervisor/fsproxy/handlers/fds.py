@@ -116,7 +116,7 @@ def _measure_document(session: Session) -> tuple[bytes, int]:
 
 def decoded_size(document: bytes) -> int:
     """Return the bytes that a call takes once it is decoded."""
-    from hostlib.documents import MOST_VALUES, check_values  # noqa: PLC0415 - see _call
+    from hostlib.documents import MOST_VALUES, check_values  # noqa: PLC0415 - only for FD_CALL
 
     check_values(document, "put long content in with FD_PUT")
     return document_bytes(document, MOST_VALUES)

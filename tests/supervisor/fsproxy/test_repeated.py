@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from supervisor.fsproxy import session
+from tests.helpers.tables import file_rows
 from tests.supervisor.fsproxy.dialogue import Dialogue
 from vfs.mounts import MOUNTS, Mount
 
@@ -239,7 +240,7 @@ def test_a_file_that_is_opened_again_is_a_row_like_any_other(
     (tmp_path / "f").write_bytes(b"content")
     line = open_often(top, tmp_path / "f")
     filenos = [int(top.ask(line)[3:-1]) for _ in range(8)]
-    rows = top.fs.tables.file_rows()
+    rows = file_rows(top.fs)
     assert [row["fileno"] for row in rows] == filenos
     assert {(row["filename"], row["mode"], row["is_top_level"]) for row in rows} == {
         (str(tmp_path / "f"), "r", True)

@@ -135,20 +135,6 @@ def test_the_program_is_not_replaced_while_anything_is_given_back() -> None:
     assert hostlib_threads.calls_at_work() == 0
 
 
-def test_what_waits_for_a_thread_is_begun_before_the_program_is_replaced(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def none(_: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    done: list[int] = []
-    monkeypatch.setattr(threading.Thread, "start", none)
-    hostlib_threads.in_background_only(done.append, 1)
-    assert not done
-    assert hostlib_threads.calls_at_work() == 0
-    assert done == [1]
-
-
 async def test_what_an_insert_has_read_is_closed_beside_the_caller(
     hall: Hall, monkeypatch: pytest.MonkeyPatch
 ) -> None:

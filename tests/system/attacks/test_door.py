@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.stage import Puppet, Stage, eventually
+from tests.helpers.tables import client_rows, file_rows
 
 pytestmark = [pytest.mark.slow, pytest.mark.attack]
 
@@ -187,7 +188,7 @@ async def test_a_top_level_child_may_drop_to_the_restricted_view(stage: Stage) -
     name = os.fsencode(stage.where / "here")
     denied = await child.ask(b"OPEN %b r false\n" % name)
     assert denied.startswith(b"ERROR VFS access denied: '")
-    rows = stage.host.fs.tables.file_rows()
+    rows = file_rows(stage.host.fs)
     assert [row["is_top_level"] for row in rows] == [True, False]
 
 
@@ -195,8 +196,8 @@ async def test_a_top_level_child_may_drop_to_the_restricted_view(stage: Stage) -
 async def test_the_tables_have_the_contracts_columns(stage: Stage) -> None:
     child = await stage.puppet()
     fileno = await child.open(b"a", b"w+")
-    (client,) = stage.host.fs.tables.client_rows()
-    (file,) = stage.host.fs.tables.file_rows()
+    (client,) = client_rows(stage.host.fs)
+    (file,) = file_rows(stage.host.fs)
     assert {
         "id": child.client_id,
         "open_files": [fileno],
@@ -215,7 +216,7 @@ async def test_the_tables_have_the_contracts_columns(stage: Stage) -> None:
         assert isinstance(time, str)
         assert time.endswith("Z")
     assert await child.ask(b"CLOSE %d\n" % fileno) == b"OK"
-    assert stage.host.fs.tables.file_rows() == []
+    assert file_rows(stage.host.fs) == []
 
 
 async def test_a_puppet_is_a_child_like_any_other(stage: Stage) -> None:

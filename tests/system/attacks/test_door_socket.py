@@ -12,6 +12,7 @@ import trio
 
 from tests.helpers.delays import NEIGHBOUR_S, slowest_read
 from tests.helpers.stage import Puppet, Stage, eventually
+from tests.helpers.tables import client_rows
 
 pytestmark = [pytest.mark.slow, pytest.mark.attack]
 
@@ -49,7 +50,7 @@ def path_of(child: Puppet) -> Path:
 
 def clients(stage: Stage) -> list[dict[str, object]]:
     """Return the client table."""
-    return stage.host.fs.tables.client_rows()
+    return client_rows(stage.host.fs)
 
 
 # spec N4, HM6

@@ -253,8 +253,8 @@ def test_what_has_no_effect_is_told(tmp_path: Path) -> None:
     assert (outcome.status, outcome.out) == (0, b"c.toml: no faults\n")
     none = "has no effect: there is no [llm] section"
     many = (
-        f"{share + 1} is more than the {share} files that all children together can have"
-        f" open: the host itself may have {hard} descriptors (ulimit -Hn); raise that"
+        f"{share + 1} is more than the {share} open files of all children together: the"
+        f" host may have {hard} descriptors; raise ulimit -Hn of the host, or write less"
     )
     for key, why in (
         ("limits.open_files_per_client", many),
