@@ -19,7 +19,7 @@ from supervisor.sandbox.link_checks import check_ways
 from supervisor.sandbox.plan import PROFILES, Profile
 from supervisor.workspace.use import WorkspaceUse  # noqa: TC001 - a hand-over reads it
 from vfs.errors import AccessDeniedError
-from vfs.policy import PUBLISH_DIRECT, Place, close_places, open_place
+from vfs.places import PUBLISH_DIRECT, Place, close_places, open_place
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -6,5 +6,5 @@ shells in `client.shell`; `relay` is the proxy in between; all others are the ho
 
 Public: `backends`, `client`, `client.aio`, `client.shell.fd`, `client.shell.fs`,
 `client.shell.llm`, `clients`, `errors`, `filesystem`, `growth`, `handover`, `ledger`,
-`mounts`, `names`, `payload`, `policy`, `relay`.
+`mounts`, `names`, `payload`, `places`, `policy`, `relay`.
 """

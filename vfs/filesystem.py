@@ -22,15 +22,7 @@ import trio
 from hostlib.accounts import Account
 from hostlib.threads import in_thread
 from vfs.backends import KEPT, MODES, UnflushedError
-from vfs.clients import (
-    Client,
-    ClientState,
-    CounterState,
-    FileState,
-    OpenFile,
-    Tables,
-    file_row,
-)
+from vfs.clients import Client, FileState, OpenFile, Tables
 from vfs.errors import AccessDeniedError
 from vfs.ledger import turn_of
 from vfs.names import credit
@@ -58,18 +50,6 @@ ATTACHED_DESCRIPTORS = 3
 spooled payload with its mapping, or a call of the model)."""
 
 _MODES = {**MODES, KEPT_WORD: KEPT}
-
-__all__ = [
-    "KEPT_WORD",
-    "Client",
-    "ClientState",
-    "CounterState",
-    "FileState",
-    "Filesystem",
-    "Observer",
-    "OpenFile",
-    "file_row",
-]
 
 
 class Observer(Protocol):

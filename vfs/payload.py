@@ -1,18 +1,14 @@
 """Payloads that are being received, and reservations of memory for requests.
 
-Rules of this file.
-
 1. A payload is written to a file only when its last byte has come (spec W2), so it is
    kept until then.
-2. All payloads of all clients share one budget of memory, and one child has a part of it.
-   Beyond it a payload goes to an unnamed file, so no client waits for another's payload
-   (spec W3).  What a child has in such files is bounded, too: a full disk would fail
-   payloads of others (spec S7).
-3. A payload takes memory and disk as its bytes come: it lies in a mapping whose pages the
-   kernel gives on first touch (attack 15).  It is charged as declared: otherwise many that
-   come at once would all be refused half-way.
-4. A request that is decoded, passed on or answered at length needs more memory than its
-   payload.  It reserves that first, for its child and for the host (attack 42).
+2. A child has a part of the host's one budget of memory.  Beyond it a payload goes to an
+   unnamed file, so that no client waits for another's (spec W3); a child's files are
+   bounded, too, for a full disk fails the payloads of others (spec S7).
+3. A payload takes memory and disk as its bytes come: the kernel gives pages on first touch
+   (attack 15).  It is charged as declared: else many at once would all be refused half-way.
+4. A request that is decoded, passed on or answered at length first reserves the memory that
+   it needs beside its payload, for its child and for the host (attack 42).
 """
 
 from __future__ import annotations

@@ -24,45 +24,14 @@ from typing import TYPE_CHECKING, Self
 
 import msgspec
 
-from hostlib.linux.resolve import open_beneath
-from vfs.backends import HostDirectory, MountDirectory
-from vfs.backends.host_file import is_staged
+from vfs.backends import HostDirectory
 from vfs.errors import AccessDeniedError, RightsError, UnavailableError
-from vfs.ledger import SHARE, Ledger, must_wait
-from vfs.places import (
-    DURABILITY,
-    PUBLISH_DIRECT,
-    PUBLISH_ON_CLOSE,
-    Place,
-    PlaceState,
-    close_places,
-    open_directory,
-    open_place,
-)
+from vfs.places import Place, close_places, open_place
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = [
-    "DURABILITY",
-    "PUBLISH_DIRECT",
-    "PUBLISH_ON_CLOSE",
-    "SHARE",
-    "Ledger",
-    "MountDirectory",
-    "Place",
-    "PlaceState",
-    "Policy",
-    "PolicyState",
-    "Rights",
-    "close_places",
-    "is_staged",
-    "must_wait",
-    "names_in",
-    "open_beneath",
-    "open_directory",
-    "open_place",
-]
+    from vfs.ledger import Ledger
 
 
 class UseState(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -55,7 +55,8 @@ from supervisor.spawn.ends import Ends
 from supervisor.spawn.inner_pair import InnerListener
 from supervisor.spawn.process import LaunchpadLost, ProcessState
 from supervisor.spawn.request import SpawnError, SpawnRequest, find_executable
-from vfs.policy import Policy, close_places
+from vfs.places import close_places
+from vfs.policy import Policy
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Mapping
@@ -71,7 +72,7 @@ if TYPE_CHECKING:
     from supervisor.spawn.process import ExitStatus, SpawnedProcess
     from supervisor.spec import ChildSpec
     from vfs.handover import Numbered, Numbering
-    from vfs.policy import Place
+    from vfs.places import Place
 
 SWEEP_TIMEOUT_S = 5.0
 """Longest wait for the rest of a dead child's processes. They are killed at once; only

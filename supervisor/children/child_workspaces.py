@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from supervisor.spawn.process import SpawnedProcess
     from supervisor.workspace.branches import Rollback
     from supervisor.workspace.use import WorkspaceUse
-    from vfs.policy import Place
+    from vfs.places import Place
 
 RECORD_TIMEOUT_S = 30.0
 """Longest wait, at a child's end, for a thread that records what it has changed."""

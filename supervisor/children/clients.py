@@ -27,8 +27,9 @@ from supervisor.fsproxy.door_socket import (
 from supervisor.fsproxy.replies import FAULT, PROCESS_EXIT, SLOW
 from supervisor.fsproxy.traffic import Traffic
 from supervisor.spawn.ends import send_fds
-from vfs.filesystem import Client
-from vfs.policy import Ledger, Policy
+from vfs.clients import Client
+from vfs.ledger import Ledger
+from vfs.policy import Policy
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

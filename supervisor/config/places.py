@@ -112,7 +112,7 @@ def _grant_fault(path: str, *, is_written: bool) -> str:
         return ""
     from supervisor.spec import not_held  # noqa: PLC0415 - for a policy that has grants
     from vfs.errors import AccessDeniedError  # noqa: PLC0415 - as above
-    from vfs.policy import close_places, open_place  # noqa: PLC0415 - as above
+    from vfs.places import close_places, open_place  # noqa: PLC0415 - as above
 
     try:
         close_places((open_place(path, write=is_written),))

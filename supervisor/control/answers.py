@@ -18,7 +18,7 @@ from supervisor.doctor.leaks import check_host
 from supervisor.network.statistics import NetworkRow, NetworkStatistics
 from supervisor.observe.registry import attach_metrics
 from supervisor.usage.samples import Watcher
-from vfs.filesystem import file_row
+from vfs.clients import file_row
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence

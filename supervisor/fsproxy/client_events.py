@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hostlib.journal import Journal
-    from vfs.filesystem import Client, OpenFile
+    from vfs.clients import Client, OpenFile
 
 NAME_CHARS = 256
 """Characters of a name that identify it; a line of the wire may have 64 KiB."""

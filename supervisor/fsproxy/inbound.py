@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
     from protocol import HostConnection, messages
     from vfs.clients import OpenFile
+    from vfs.ledger import Ledger
     from vfs.payload import MemoryReservation, Payload, PayloadBudget
-    from vfs.policy import Ledger
 
 T = TypeVar("T")
 

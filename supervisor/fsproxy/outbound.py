@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from supervisor.fsproxy.pump import Pump
     from vfs.clients import OpenFile
-    from vfs.policy import Ledger
+    from vfs.ledger import Ledger
 
 Job = Callable[[], Awaitable[bytes | None]]
 """Slow work of one request; it returns the reply."""

@@ -38,7 +38,8 @@ if TYPE_CHECKING:
     from vfs.clients import Client
     from vfs.filesystem import Filesystem
     from vfs.payload import MemoryReservation
-    from vfs.policy import Place, Policy
+    from vfs.places import Place
+    from vfs.policy import Policy
 
 LEAVE_S = 0.002
 """How long a call outlives its client: bytes of the provider until then are read, to be

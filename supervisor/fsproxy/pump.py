@@ -26,12 +26,12 @@ import trio
 from hostlib.readiness import LOOK_PAUSE_S, note_unwatched, wait_readable
 from supervisor.fsproxy.counts import SAMPLE_TURNS, Counts
 from supervisor.fsproxy.replies import EOF, SLOW
-from vfs.policy import SHARE
+from vfs.ledger import SHARE
 
 if TYPE_CHECKING:
     from protocol import HostConnection
     from vfs.clients import Client
-    from vfs.policy import Ledger
+    from vfs.ledger import Ledger
 
 POLLS = 2
 """Times that the core is yielded and polled after a reply before the pump parks."""

@@ -38,7 +38,8 @@ from supervisor.fsproxy.replies import EOF, FAULT, PROCESS_EXIT, REPLACED, SLOW
 from supervisor.fsproxy.session_state import NO_POLICY, BodyState, SessionState
 from supervisor.fsproxy.transport import revoke
 from vfs.errors import RightsError
-from vfs.policy import close_places, network_in
+from vfs.places import close_places
+from vfs.policy import network_in
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Iterator, Mapping
@@ -50,7 +51,7 @@ if TYPE_CHECKING:
     from vfs.filesystem import Filesystem
     from vfs.handover import Numbered, Numbering
     from vfs.payload import MemoryReservation, PayloadBudget
-    from vfs.policy import Place
+    from vfs.places import Place
 
 T = TypeVar("T")
 

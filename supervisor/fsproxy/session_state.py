@@ -14,7 +14,7 @@ from __future__ import annotations
 import msgspec
 
 from supervisor.fsproxy.transport import TransferState  # noqa: TC001 - msgspec looks
-from vfs.filesystem import ClientState, FileState  # noqa: TC001 - msgspec looks
+from vfs.clients import ClientState, FileState  # noqa: TC001 - msgspec looks
 
 NO_POLICY = -1
 """The state of a conversation that has ended before its process."""

@@ -22,8 +22,9 @@ from hostlib.handover import HandoverError
 from supervisor.children.child_state import ChildState  # noqa: TC001 - msgspec looks
 from supervisor.spawn.launcher import RecordState  # noqa: TC001 - msgspec looks
 from supervisor.spawn.launchpad import wire
-from vfs.filesystem import CounterState  # noqa: TC001 - msgspec looks
-from vfs.policy import PlaceState, PolicyState  # noqa: TC001 - msgspec looks
+from vfs.clients import CounterState  # noqa: TC001 - msgspec looks
+from vfs.places import PlaceState  # noqa: TC001 - msgspec looks
+from vfs.policy import PolicyState  # noqa: TC001 - msgspec looks
 
 VERSION = 5
 """Version of the form below."""

@@ -32,7 +32,7 @@ from supervisor.llm.quota import QuotaError
 from vfs import names
 from vfs.errors import AccessDeniedError, UnavailableError
 from vfs.filesystem import KEPT_WORD
-from vfs.policy import PUBLISH_ON_CLOSE
+from vfs.places import PUBLISH_ON_CLOSE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from supervisor.llm.conversations import Dialogues
     from supervisor.llm.gateway import Call, Completion
     from supervisor.llm.models import Models
-    from vfs.filesystem import OpenFile
+    from vfs.clients import OpenFile
     from vfs.payload import MemoryReservation
 
 MAX_INPUT_BYTES = 8 * 1024 * 1024

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from supervisor.llm.models import Models
     from supervisor.llm.quota import Node
     from supervisor.spec import ChildSpec
-    from vfs.filesystem import Client
+    from vfs.clients import Client
     from vfs.payload import MemoryReservation
 
 PER_CHILD = 64

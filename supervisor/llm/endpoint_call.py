@@ -75,7 +75,7 @@ if TYPE_CHECKING:
     from supervisor.llm.models import Models
     from supervisor.llm.quota import Node
     from supervisor.llm.translation import Translation
-    from vfs.filesystem import Client
+    from vfs.clients import Client
     from vfs.payload import MemoryReservation
 
 T = TypeVar("T")

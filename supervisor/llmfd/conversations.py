@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from supervisor.llmfd import Json, Process
     from supervisor.llmfd.service import FdService
     from supervisor.llmfd.toolloop import LoopModel, Message, ModelReply
-    from vfs.filesystem import Client
+    from vfs.clients import Client
 
 MOST_PROMPTS = 10
 """Most children of one fork."""

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from supervisor.llm.service import LlmService
     from supervisor.llmfd import Json
     from supervisor.llmfd.service import FdService
-    from vfs.filesystem import Client
+    from vfs.clients import Client
     from vfs.payload import MemoryReservation, PayloadBudget
 
     Ask = Callable[[Client, Mapping[str, object], bool], Awaitable[Completion]]

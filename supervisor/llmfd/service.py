@@ -57,7 +57,8 @@ if TYPE_CHECKING:
     from supervisor.llm.conversations import NamedConversations
     from supervisor.llmfd import Summarizer, Tool
     from supervisor.llmfd.blob import Blob
-    from vfs.filesystem import Client, Filesystem
+    from vfs.clients import Client
+    from vfs.filesystem import Filesystem
 
 DEFAULT_MAX_STORE = 4 * 1024**3
 """Most bytes that the clients of one child may keep."""

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
     from supervisor.llmfd import Json, LlmFd, Process
-    from vfs.filesystem import Client
+    from vfs.clients import Client
     from vfs.payload import MemoryReservation
 
     Message = dict[str, Json]

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from hostlib.journal import Journal
     from supervisor.workspace.use import WorkspaceUse
-    from vfs.filesystem import Client
+    from vfs.clients import Client
 
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")

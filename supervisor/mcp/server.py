@@ -31,7 +31,9 @@ from supervisor.sandbox.scratch import make_kept
 from vfs.client import FsProxyError, NotAChildError
 from vfs.client.aio import AsyncClient
 from vfs.filesystem import Filesystem
-from vfs.policy import Ledger, Policy, close_places, open_place
+from vfs.ledger import Ledger
+from vfs.places import close_places, open_place
+from vfs.policy import Policy
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -43,7 +45,7 @@ if TYPE_CHECKING:
     from supervisor.llmfd import Process
     from supervisor.mcp.tools import AgentTools
     from supervisor.spawn.launchpad.start import LaunchpadProcess
-    from vfs.policy import Place
+    from vfs.places import Place
 
     Call = Callable[[str, dict[str, object]], Awaitable[str]]
     """Calls an LLM fd tool by name; the answer may be an ``fd_error``.

@@ -24,7 +24,7 @@ from supervisor.observe.registry import find_build
 from supervisor.observe.tables import network_word
 from supervisor.spawn.restarts import DOWN
 from supervisor.usage.samples import Watcher
-from vfs.filesystem import file_row
+from vfs.clients import file_row
 from vfs.ledger import Ledger
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import os
 import stat
 from typing import TYPE_CHECKING
 
-from vfs.policy import open_beneath
+from hostlib.linux.resolve import open_beneath
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -21,7 +21,7 @@ from hostlib.threads import in_thread
 from supervisor.sandbox import ownership
 from supervisor.toolexec.routes import ToolRefusedError
 from vfs.errors import AccessDeniedError
-from vfs.policy import open_directory
+from vfs.places import open_directory
 
 NAME = b"/workspace"
 """The name of a workspace for its users."""
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     import trio
 
-    from vfs.policy import MountDirectory
+    from vfs.backends import MountDirectory
 
 
 async def open_cwd(

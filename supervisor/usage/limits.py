@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from supervisor.spec import ChildSpec
     from supervisor.usage.samples import Sample
-    from vfs.policy import Ledger
+    from vfs.ledger import Ledger
 
 NEAR = 0.9
 """Part of a limit at which an operator has time left to act."""

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from hostlib.linux.files import closing_fd
 from supervisor.workspace.layers import TOP, LayeredTree, TreeNode, join, split
 from supervisor.workspace.linux import data_ranges
-from vfs.policy import is_staged
+from vfs.backends import is_staged
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from supervisor.sandbox.held_mount import HeldMount
 from supervisor.sandbox.shown_files import ShownMount
 from supervisor.spawn.launchpad import words
-from vfs.policy import MountDirectory, Place, open_place
+from vfs.backends import MountDirectory
+from vfs.places import Place, open_place
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

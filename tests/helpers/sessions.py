@@ -29,9 +29,12 @@ from supervisor.fsproxy.pump import Pump
 from supervisor.fsproxy.replies import PROCESS_EXIT
 from supervisor.fsproxy.session import Session
 from tests.helpers import canary
-from vfs.filesystem import Client, Filesystem
+from vfs.clients import Client
+from vfs.filesystem import Filesystem
+from vfs.ledger import Ledger
 from vfs.payload import PayloadBudget
-from vfs.policy import Ledger, Place, Policy, close_places, open_place
+from vfs.places import Place, close_places, open_place
+from vfs.policy import Policy
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,8 @@ from hostlib.clock import timestamp
 from tests.helpers.memory_directory import MemoryDirectory
 from tests.helpers.tables import client_rows, file_rows
 from tests.vfs.worlds import World, close, world
-from vfs.filesystem import Client, Filesystem, OpenFile
+from vfs.clients import Client, OpenFile
+from vfs.filesystem import Filesystem
 from vfs.ledger import Ledger
 from vfs.places import Place
 from vfs.policy import Policy

@@ -14,7 +14,7 @@ from supervisor.sandbox.scratch import remove_tree
 from vfs import growth, mounts
 from vfs.growth import MovedError, PlacesContent, charges_of, content_of, settle
 from vfs.ledger import Ledger
-from vfs.policy import Place, open_place
+from vfs.places import Place, open_place
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -11,13 +11,8 @@ import trio
 from tests.vfs.worlds import World, close, world
 from vfs import names
 from vfs.backends.host_file import HostHandle
-from vfs.filesystem import (
-    ATTACHED_DESCRIPTORS,
-    OWN_DESCRIPTORS,
-    Client,
-    Filesystem,
-    OpenFile,
-)
+from vfs.clients import Client, OpenFile
+from vfs.filesystem import ATTACHED_DESCRIPTORS, OWN_DESCRIPTORS, Filesystem
 from vfs.growth import charges_of, content_before, content_of, settle
 from vfs.ledger import Ledger
 from vfs.mounts import Mount

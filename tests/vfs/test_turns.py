@@ -17,9 +17,9 @@ from tests.vfs.worlds import World, world
 from vfs import names, opening
 from vfs.backends import HostDirectory
 from vfs.backends.host_file import HostHandle, StagedHandle
-from vfs.filesystem import Client, OpenFile
+from vfs.clients import Client, OpenFile
 from vfs.ledger import Ledger
-from vfs.policy import PUBLISH_ON_CLOSE
+from vfs.places import PUBLISH_ON_CLOSE
 
 __all__ = ["world"]
 

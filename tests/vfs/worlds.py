@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from vfs.backends import MODES
+from vfs.clients import Client, OpenFile
 from vfs.errors import AccessDeniedError, UnavailableError
-from vfs.filesystem import Client, Filesystem, OpenFile
+from vfs.filesystem import Filesystem
 from vfs.ledger import Ledger
 from vfs.places import Place, close_places, open_place
 from vfs.policy import Policy

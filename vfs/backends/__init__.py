@@ -11,6 +11,7 @@ from vfs.backends.base import (
     UnflushedError,
 )
 from vfs.backends.host import HostDirectory
+from vfs.backends.host_file import is_staged
 from vfs.backends.mount import MountDirectory
 
 __all__ = [
@@ -24,4 +25,5 @@ __all__ = [
     "MountDirectory",
     "Removed",
     "UnflushedError",
+    "is_staged",
 ]

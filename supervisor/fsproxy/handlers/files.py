@@ -23,13 +23,13 @@ from supervisor.fsproxy.replies import (
 )
 from vfs import names
 from vfs.errors import AccessDeniedError, UnavailableError
+from vfs.ledger import must_wait
 from vfs.mounts import INLINE_WRITE_BYTES
-from vfs.policy import must_wait
 
 if TYPE_CHECKING:
     from protocol import messages as m
     from supervisor.fsproxy.session import Session
-    from vfs.filesystem import OpenFile
+    from vfs.clients import OpenFile
 
 SMALL_READ_BYTES = 65_536
 """Largest READ that is copied through this process; the kernel moves larger ones."""

@@ -31,8 +31,8 @@ from supervisor.toolexec.availability import Availability
 from supervisor.toolexec.backends.base import Backend, own_process
 from supervisor.toolexec.routes import SpawnPlan
 from supervisor.toolexec.sidecar_section import limit_texts
+from vfs.backends import MountDirectory
 from vfs.errors import UnavailableError
-from vfs.policy import MountDirectory
 
 if TYPE_CHECKING:
     from supervisor.fsproxy.ports import ChildView

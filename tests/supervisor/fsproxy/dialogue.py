@@ -11,8 +11,10 @@ from supervisor.fsproxy.ports import Services
 from supervisor.fsproxy.pump import Pump
 from supervisor.fsproxy.session import Session
 from vfs.filesystem import Filesystem
+from vfs.ledger import Ledger
 from vfs.payload import PayloadBudget
-from vfs.policy import Ledger, Policy, open_place
+from vfs.places import open_place
+from vfs.policy import Policy
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -12,7 +12,7 @@ import trio
 from supervisor.fsproxy.replies import EOF, FAULT, PROCESS_EXIT
 from tests.helpers.leaks import open_here
 from tests.helpers.sessions import Hall, Line, hall
-from vfs.filesystem import OpenFile
+from vfs.clients import OpenFile
 from vfs.ledger import Ledger
 
 __all__ = ["hall"]

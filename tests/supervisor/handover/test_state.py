@@ -17,10 +17,11 @@ from supervisor.handover.state import (
 )
 from supervisor.sandbox.plan import PROFILES
 from supervisor.spec import ChildSpec
-from vfs.filesystem import CounterState
+from vfs.clients import CounterState
 from vfs.handover import Numbered, Numbering
 from vfs.mounts import mount_of
-from vfs.policy import Policy, close_places, open_place
+from vfs.places import close_places, open_place
+from vfs.policy import Policy
 
 
 def state(**changes: object) -> HostState:

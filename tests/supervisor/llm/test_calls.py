@@ -15,7 +15,7 @@ from tests.helpers.canary import KEY, leave_out
 from tests.helpers.delays import NEIGHBOUR_S, kept_waiting_s
 from tests.helpers.sessions import Line, chat_request
 from tests.helpers.stage import Stage, eventually, open_model_stage
-from vfs.policy import Ledger
+from vfs.ledger import Ledger
 
 EXCEEDED = b"ERROR quota exceeded: cannot make LLM call"
 FAILED = b"ERROR OpenAI API call failed: "

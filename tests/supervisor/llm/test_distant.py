@@ -15,7 +15,7 @@ import trio
 from tests.helpers.mount_kinds import set_kind
 from tests.helpers.stage import Stage, open_model_stage
 from vfs.backends.host_file import HostHandle, StagedHandle
-from vfs.policy import PUBLISH_ON_CLOSE
+from vfs.places import PUBLISH_ON_CLOSE
 
 CLOSED = ("close", "drop", "pread_wait", "append")
 

@@ -18,7 +18,8 @@ from tests.helpers.stage import Stage, open_model_stage
 from vfs.backends.base import Removed
 from vfs.clients import OpenFile
 from vfs.ledger import MOST_MEMORY_BYTES, Ledger
-from vfs.policy import PUBLISH_ON_CLOSE, Policy
+from vfs.places import PUBLISH_ON_CLOSE
+from vfs.policy import Policy
 
 MAX_BYTES = 8 * 1024 * 1024
 OPENAI_FAILED = b"ERROR OpenAI API call failed: "

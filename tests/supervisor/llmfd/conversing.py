@@ -12,7 +12,7 @@ from supervisor.llmfd.conversations import Conversations
 from supervisor.llmfd.service import FdService
 from supervisor.llmfd.toolloop import ModelReply
 from tests.helpers.sessions import Hall
-from vfs.filesystem import Client
+from vfs.clients import Client
 from vfs.payload import MemoryReservation, PayloadBudget
 
 Message = dict[str, Json]

@@ -16,7 +16,7 @@ from tests.helpers.contents import asking, failed
 from tests.helpers.sessions import Hall, hall
 from vfs.backends import host_file
 from vfs.clients import OpenFile
-from vfs.policy import Ledger
+from vfs.ledger import Ledger
 
 __all__ = ["hall"]
 

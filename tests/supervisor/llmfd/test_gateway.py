@@ -11,7 +11,7 @@ from supervisor.llmfd import Json
 from supervisor.llmfd.gateway import GatewayModel
 from supervisor.llmfd.toolloop import ModelError, size_of
 from tests.helpers.sessions import Hall, hall
-from vfs.filesystem import Client
+from vfs.clients import Client
 from vfs.payload import PayloadBudget
 
 __all__ = ["hall"]

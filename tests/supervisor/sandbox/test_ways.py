@@ -12,7 +12,7 @@ import pytest
 from supervisor.sandbox.scratch import Scratch
 from supervisor.spec import ChildSpec
 from tests.helpers.command import sandhost
-from vfs.policy import close_places
+from vfs.places import close_places
 
 pytestmark = pytest.mark.attack
 

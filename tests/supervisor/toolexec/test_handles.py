@@ -19,7 +19,7 @@ from tests.helpers.command import SANDHOST, sandhost
 from tests.helpers.stage import eventually
 from tests.helpers.toolruns import program
 from tests.helpers.toolscene import Reply, Scene, opened_scene, send
-from vfs.filesystem import Client
+from vfs.clients import Client
 
 pytestmark = pytest.mark.slow
 

@@ -21,7 +21,7 @@ from tests.helpers.delays import NEIGHBOUR_S, slowest_read
 from tests.helpers.rounds import LONG, ROUNDS, SEED
 from tests.helpers.stage import CHILDREN, Puppet, Stage, eventually, open_stage
 from tests.system.chaos.records import Expected, Store, faults, record
-from vfs.policy import Ledger  # noqa: TC001
+from vfs.ledger import Ledger  # noqa: TC001
 
 pytestmark = [pytest.mark.slow, pytest.mark.chaos]
 
