@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class Numbering:
     """Numbers for the places and policies to which several objects refer.
 
-    Each place is owned by one child or conversation; others only refer to it.
+    Each place is owned by one child or session; others only refer to it.
 
     Attributes:
         places: the state of each place, by its number.

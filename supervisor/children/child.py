@@ -1,4 +1,4 @@
-"""One child: its process, its conversations, its end; one task owns it (I2).
+"""One child: its process, its sessions, its end; one task owns it (I2).
 
 Rules of this file.
 
@@ -7,7 +7,7 @@ Rules of this file.
 2. The exit of the process ends the child (spec S2), in this order: new programs are
    refused; its earlier requests are done, and nested clients are closed before their parent
    (spec S3); its refusals are counted; the stack gives back the process, what services
-   made for it (tools, the model), leftover processes, the conversations' nursery, root
+   made for it (tools, the model), leftover processes, the sessions' nursery, root
    and grants, workspaces, user and groups; the end is reported, and the child is gone.
 3. ``lifecycle`` decides what an event means; this file only acts.
 """
@@ -96,14 +96,14 @@ class Child:
 
     Attributes:
         state: the phase of its life.
-        clients: its conversations.
+        clients: its sessions.
         limits: the use and the refusals of its limits.
         exit: the end of its process; None before.
         failure: the reason why it was not started; None if it was.
         timed_out: whether its time limit ended it.
         ended_for: any other reason for which the host ended it; "" for none.
         gone: set when nothing of it is left.
-        begun: set when its process runs and its conversation has begun, or never will.
+        begun: set when its process runs and its session has begun, or never will.
         scope: covers its whole life; cancelled when no caller waits for its start any
             more.
         places: its root and grants.
@@ -279,7 +279,7 @@ class Child:
             if self.failure is not None:
                 self._handle(Event.SPAWN_FAILED)
                 return
-            # Cancelled while it was born: its conversation is closed already.
+            # Cancelled while it was born: its session is closed already.
             await trio.lowlevel.checkpoint_if_cancelled()
             self._begin()
             await self._live()
@@ -351,7 +351,7 @@ class Child:
         self.limits.count()
 
     async def _open_nursery(self, stack: AsyncExitStack) -> trio.Nursery:
-        """Open the nursery of its conversations; they are closed before it is left."""
+        """Open the nursery of its sessions; they are closed before it is left."""
         nursery = self._nursery = await stack.enter_async_context(trio.open_nursery())
         stack.callback(nursery.cancel_scope.cancel)
         stack.push_async_callback(self.clients.finish)
@@ -501,7 +501,7 @@ class Child:
         side, door = self.clients.side, self.clients.door
         side_fd = -1 if side is None else side.fileno()
         door_fd = -1 if door is None else door.fd
-        # A descriptor that ATTACH carries belongs to the conversation that asked for
+        # A descriptor that ATTACH carries belongs to the session that asked for
         # it.
         words = self._held.words.items()
         held = {fd: word for fd, word in words if word != ATTACHING}
@@ -595,7 +595,7 @@ class Child:
 
     @property
     def session(self) -> Session | None:
-        """Its own conversation; None before it has one."""
+        """Its own session; None before it has one."""
         return self.clients.own
 
     @property
@@ -605,11 +605,11 @@ class Child:
         return None if session is None else session.client.ledger.threads
 
     def sessions(self) -> Iterator[Session]:
-        """Yield its conversations, each before those nested in it."""
+        """Yield its sessions, each before those nested in it."""
         return iter(self.clients)
 
     def open_nested(self, policy: Policy, label: str) -> tuple[Session, socket.socket]:
-        """Return a new conversation beneath its own; see ``Clients.open_nested``.
+        """Return a new session beneath its own; see ``Clients.open_nested``.
 
         Raises:
             OSError: no descriptor, or no more clients, for this child (spec S7).
@@ -797,7 +797,7 @@ class Child:
                 assert_never(action)
 
     def _serve(self) -> None:
-        """Serve its conversation: its process runs."""
+        """Serve its session: its process runs."""
         process, session, journal = self.process, self.session, self._host.journal
         if process is None or session is None:
             raise RuntimeError("a child that was not started cannot be served")

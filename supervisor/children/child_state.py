@@ -28,7 +28,7 @@ class ChildState(msgspec.Struct):
     """A child whose process runs; times are seconds that are left.
 
     Attributes:
-        past_traffic: of its nested conversations that are gone.
+        past_traffic: of its nested sessions that are gone.
     """
 
     id: str

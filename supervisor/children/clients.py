@@ -1,8 +1,8 @@
-"""The conversations of one child: its own on FD 3, and those nested in it.
+"""The sessions of one child: its own on FD 3, and those nested in it.
 
 Rules of this file.
 
-1. A nested conversation has at most the rights and limits of the one above it.
+1. A nested session has at most the rights and limits of the one above it.
 2. Each is closed before the one above it (spec S3).
 """
 
@@ -47,7 +47,7 @@ _DOOR_CLOSED = b"ERROR failed to attach: nothing has descriptor 3 open any more"
 
 
 class Clients:
-    """The conversations of one child.
+    """The sessions of one child.
 
     Args:
         host: the parts that all children of the host share.
@@ -58,7 +58,7 @@ class Clients:
         own: on FD 3; None before the start.
         door: a socket for its programs without FD 3; None if it has none.
         side: carries descriptors beside two pipes; None with a socket.
-        past: the traffic of nested conversations that are gone.
+        past: the traffic of nested sessions that are gone.
     """
 
     def __init__(self, host: Parts, child_id: str, held: HeldDescriptors) -> None:
@@ -77,13 +77,13 @@ class Clients:
     def open(
         self, nursery: trio.Nursery, policy: Policy, spec: ChildSpec, ends: Ends
     ) -> None:
-        """Open its own conversation; it is served once the process is there.
+        """Open its own session; it is served once the process is there.
 
         Args:
-            nursery: where conversations run; `finish` is called before it is left.
+            nursery: where sessions run; `finish` is called before it is left.
             policy: the rights of the child.
             spec: its limits.
-            ends: the host's end goes to the conversation.
+            ends: the host's end goes to the session.
         """
         host = self._host
         ledger = Ledger(
@@ -109,7 +109,7 @@ class Clients:
         side: socket.socket | None,
         numbered: Numbered,
     ) -> None:
-        """Restore the conversations of a running child; `resume` serves them.
+        """Restore the sessions of a running child; `resume` serves them.
 
         Args:
             nursery: as for `open`.
@@ -146,7 +146,7 @@ class Clients:
         return session
 
     def resume(self) -> None:
-        """Continue each conversation where the program before has stopped."""
+        """Continue each session where the program before has stopped."""
         for session, state in self._restored:
             session.resume(state)
             if state.carried is not None:
@@ -164,7 +164,7 @@ class Clients:
         session.start(carry)
 
     def serve(self, pid: int) -> None:
-        """Serve its own conversation: the child's process runs."""
+        """Serve its own session: the child's process runs."""
         session = self.own
         if session is None:
             raise RuntimeError("a child that was not started cannot be served")
@@ -175,7 +175,7 @@ class Clients:
         )
 
     async def finish(self) -> None:
-        """Close every conversation, nested ones first (spec S3); refuse new ones.
+        """Close every session, nested ones first (spec S3); refuse new ones.
 
         Programs that the process leaves behind come too late for its door.
         """
@@ -188,7 +188,7 @@ class Clients:
     # Nested ones
 
     async def _attach(self, session: Session) -> bytes | None:
-        """Open one more conversation for the client of ``session`` (spec N4)."""
+        """Open one more session for the client of ``session`` (spec N4)."""
         if session.is_closing:
             return None  # the descriptor is not sent
         try:
@@ -210,15 +210,15 @@ class Clients:
     def open_nested(
         self, policy: Policy, label: str, session: Session | None = None
     ) -> tuple[Session, socket.socket]:
-        """Return a new conversation beneath another one, and its other end.
+        """Return a new session beneath another one, and its other end.
 
         Args:
             policy: its rights; at most those of the other one.
             label: says what it is for, in the table of clients.
-            session: the conversation above; None for the child's own.
+            session: the session above; None for the child's own.
 
         Returns:
-            The conversation, and its other end, which the caller closes.
+            The session, and its other end, which the caller closes.
 
         Raises:
             OSError: no descriptor, or no more clients, for this child (spec S7).
@@ -241,7 +241,7 @@ class Clients:
         session: Session | None,
         pid: int | None = None,
     ) -> Session:
-        """Return a new conversation on a non-blocking socket, which it owns then."""
+        """Return a new session on a non-blocking socket, which it owns then."""
         host = self._host
         if session is None or self._nursery is None:
             raise RuntimeError("a child without a nursery has no clients")
@@ -324,7 +324,7 @@ class Clients:
             self.door.close()
 
     def _accept(self, sock: socket.socket) -> None:
-        """Open a conversation for a program that has connected to the door's socket."""
+        """Open a session for a program that has connected to the door's socket."""
         session = self.own
         refusal = _DOOR_CLOSED
         if session is not None and not (session.is_closing or session.is_over):
@@ -341,7 +341,7 @@ class Clients:
     # Their ends
 
     def _session_closed(self, session: Session) -> None:
-        """Count the traffic of a closed conversation, and record its end."""
+        """Count the traffic of a closed session, and record its end."""
         host, client = self._host, session.client
         host.pump.counts.gone_in += session.bytes_in
         host.pump.counts.gone_out += session.bytes_out
@@ -361,7 +361,7 @@ class Clients:
             )
 
     def _tell_failure(self, session: Session) -> None:
-        """Log the failure of a conversation, if it failed."""
+        """Log the failure of a session, if it failed."""
         failure, log = session.failure, self._host.log
         name = session.client.id
         who = {"child_id": self._id, "client_id": name}
@@ -382,7 +382,7 @@ class Clients:
     # Views
 
     def __iter__(self) -> Iterator[Session]:
-        """Yield the conversations, each before those nested in it."""
+        """Yield the sessions, each before those nested in it."""
         ahead = [] if self.own is None else [self.own]
         for session in ahead:  # grows during the loop
             yield session

@@ -1,14 +1,14 @@
-"""The ports between conversations, services and children.
+"""The ports between sessions, services and children.
 
 A service (the model, tools, LLM fds) knows a child as ``ChildView``, and a requesting
-conversation as ``Caller``; a conversation knows services as ``Model`` and ``Contents``.
+session as ``Caller``; a session knows services as ``Model`` and ``Contents``.
 
 Rules of this file.
 
 1. A child's environment is complete before its process exists: each service has added
    its variables by then.
 2. A service's resources for a child are released in reverse order when the child has
-   ended, after its conversations and before the host calls it gone.
+   ended, after its sessions and before the host calls it gone.
 3. A host without services pays nothing for them.
 """
 
@@ -54,7 +54,7 @@ INLINE_BYTES = 64 * 1024
 
 
 class Caller(Protocol):
-    """A conversation whose request a service answers."""
+    """A session whose request a service answers."""
 
     @property
     def fs(self) -> Filesystem:
@@ -77,8 +77,8 @@ class Caller(Protocol):
         ...
 
 
-class Conversation(Protocol):
-    """A conversation of a child, and those nested in it."""
+class SessionView(Protocol):
+    """A session of a child, and those nested in it."""
 
     @property
     def client(self) -> Client:
@@ -91,8 +91,8 @@ class Conversation(Protocol):
         ...
 
     @property
-    def nested(self) -> Sequence[Conversation]:
-        """The conversations beneath it."""
+    def nested(self) -> Sequence[SessionView]:
+        """The sessions beneath it."""
         ...
 
     @property
@@ -119,8 +119,8 @@ class ChildView(Protocol):
         ...
 
     @property
-    def session(self) -> Conversation | None:
-        """Its own conversation; None before it has one."""
+    def session(self) -> SessionView | None:
+        """Its own session; None before it has one."""
         ...
 
     @property
@@ -153,14 +153,14 @@ class ChildView(Protocol):
         """Bounds the threads that look at its files; None for no bound."""
         ...
 
-    def sessions(self) -> Iterator[Conversation]:
-        """Yield its conversations, each before those nested in it."""
+    def sessions(self) -> Iterator[SessionView]:
+        """Yield its sessions, each before those nested in it."""
         ...
 
     def open_nested(
         self, policy: Policy, label: str
-    ) -> tuple[Conversation, socket.socket]:
-        """Return a new nested conversation, and its other end, which the caller owns.
+    ) -> tuple[SessionView, socket.socket]:
+        """Return a new nested session, and its other end, which the caller owns.
 
         Raises:
             OSError: no descriptor, or no more clients, for this child (spec S7).

@@ -68,7 +68,7 @@ def unavailable(caller: Caller, what: str, name: bytes, claim: bool | None) -> b
     return UNAVAILABLE
 
 
-# Reasons for the end of a conversation; the first two are the contract's (spec S3).
+# Reasons for the end of a session; the first two are the contract's (spec S3).
 
 EOF = "pipe EOF"
 PROCESS_EXIT = "process exit"

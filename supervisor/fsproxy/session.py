@@ -1,4 +1,4 @@
-"""One client's conversation: bytes from its descriptors, replies back, in order.
+"""One client's session: bytes from its descriptors, replies back, in order.
 
 The pump drives it from the hot side (``serve``), its own task from the slow side
 (``run``); one of the two owns it at any time.
@@ -90,7 +90,7 @@ now_s = time.monotonic
 
 
 class Session:
-    """One client's conversation.
+    """One client's session.
 
     Args:
         pump: drives the hot side.
@@ -122,7 +122,7 @@ class Session:
         begun: the last request whose body was incomplete in its first receive.
         parent: the session above it; None for a child's own.
         nested: the sessions beneath it.
-        on_attach: opens another conversation for its client; None without ATTACH.
+        on_attach: opens another session for its client; None without ATTACH.
         narrowed_places: places of its client from NARROW.
         closed_files: filenos that were open at its end.
         why_closed: the first reason (``replies``); None while it is open.
@@ -171,7 +171,7 @@ class Session:
         "write_fd",
     )
 
-    def __init__(  # noqa: PLR0913, PLR0915 - the parts of one conversation
+    def __init__(  # noqa: PLR0913, PLR0915 - the parts of one session
         self,
         pump: Pump,
         fs: Filesystem,

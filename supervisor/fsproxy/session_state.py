@@ -1,4 +1,4 @@
-"""The state of a conversation for the hand-over.
+"""The state of a session for the hand-over.
 
 Rules of its snapshot and restoration.
 
@@ -17,7 +17,7 @@ from supervisor.fsproxy.transport import TransferState  # noqa: TC001 - msgspec 
 from vfs.clients import ClientState, FileState  # noqa: TC001 - msgspec looks
 
 NO_POLICY = -1
-"""The state of a conversation that has ended before its process."""
+"""The state of a session that has ended before its process."""
 
 
 class ChatState(msgspec.Struct):
@@ -65,7 +65,7 @@ class OutboundState(msgspec.Struct, kw_only=True):
 
 
 class SessionState(OutboundState, kw_only=True):
-    """The state of a conversation, and of its client.
+    """The state of a session, and of its client.
 
     Attributes:
         held: received and unparsed bytes, with all bytes of an incomplete message,

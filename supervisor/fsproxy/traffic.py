@@ -1,4 +1,4 @@
-"""Traffic of conversations: sums for a child, over all that were and are."""
+"""Traffic of sessions: sums for a child, over all that were and are."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Sums of one or more conversations.
+    """Sums of one or more sessions.
 
     Attributes:
         requests: number of answered ones.
@@ -31,7 +31,7 @@ class Traffic:
 
     @classmethod
     def of(cls, session: Session) -> Self:
-        """Return the traffic of one conversation."""
+        """Return the traffic of one session."""
         error = session.last_error
         return cls(
             session.requests,

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import AsyncIterator
 
-    from supervisor.fsproxy.ports import ChildView, Conversation
+    from supervisor.fsproxy.ports import ChildView, SessionView
 
 NUMBER = 3
 
@@ -77,8 +77,8 @@ async def open_door(child: ChildView) -> AsyncIterator[ToolDoor]:
         await close_door(session)
 
 
-async def close_door(session: Conversation) -> None:
-    """Close a tool's conversation: the tool has ended."""
+async def close_door(session: SessionView) -> None:
+    """Close a tool's session: the tool has ended."""
     # Bounded: a job may still be in a call into the kernel (I1).
     with trio.CancelScope(shield=True):
         await session.finish(PROCESS_EXIT)

@@ -24,7 +24,7 @@ from supervisor.toolexec.routes import ToolRefusedError
 from vfs import growth
 
 if TYPE_CHECKING:
-    from supervisor.fsproxy.ports import ChildView, Conversation
+    from supervisor.fsproxy.ports import ChildView, SessionView
 
 PAUSE_S = 0.1
 """Time between two measurements while a tool runs: it bounds the bytes beyond a
@@ -53,10 +53,10 @@ class Growth:
 
     Args:
         child: is charged.
-        session: its own conversation.
+        session: its own session.
     """
 
-    def __init__(self, child: ChildView, session: Conversation) -> None:
+    def __init__(self, child: ChildView, session: SessionView) -> None:
         # The first ones: files stay although the child gives up rights later.
         self._places = [place for place in child.places if place.write]
         self._session = session
@@ -218,6 +218,6 @@ def growth_of(child: ChildView) -> Growth | None:
     return Growth(child, session)
 
 
-def _reserved_bytes(session: Conversation) -> int:
+def _reserved_bytes(session: SessionView) -> int:
     """Return the bytes that WRITEs have reserved, not written; with nested clients."""
     return session.reserved_bytes + sum(map(_reserved_bytes, session.nested))
