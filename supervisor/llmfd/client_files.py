@@ -248,7 +248,8 @@ def _put(file: OpenFile, piece: bytes) -> None:
     if file.ledger is None:
         file.write(piece)
         return
-    growth = in_trio_thread(file.charge_growth, len(piece))
+    # The size is asked for here: its file system may be down (spec S5).
+    growth = in_trio_thread(file.charge_growth, len(piece), file.handle.size())
     try:
         file.write(piece)
     except BaseException:

@@ -15,6 +15,7 @@ from supervisor.llmfd.service import FdService
 from tests.helpers.contents import asking, failed
 from tests.helpers.sessions import Hall, hall
 from vfs.backends import host_file
+from vfs.backends.host_file import HostHandle
 from vfs.clients import OpenFile
 from vfs.ledger import Ledger
 
@@ -313,11 +314,11 @@ async def test_others_have_their_turn_in_the_middle_of_an_export(
 
     async with trio.open_nursery() as nursery:
 
-        def look(file: OpenFile, size: int) -> int:
+        def look(file: OpenFile, size: int, old_size: int) -> int:
             if not charged:
                 nursery.start_soon(other)
             charged.append(size)
-            return charge(file, size)
+            return charge(file, size, old_size)
 
         monkeypatch.setattr(OpenFile, "charge_growth", look)
         more = {"insert_at_line": 1} if mode == "insert" else {}
@@ -386,15 +387,33 @@ async def test_what_is_written_is_charged_in_its_turn(
     charge = OpenFile.charge_growth
     seen = []
 
-    def look(file: OpenFile, size: int) -> int:
+    def look(file: OpenFile, size: int, old_size: int) -> int:
         assert ledger.turn is not None
         seen.append((threading.current_thread(), ledger.turn.is_taken))
-        return charge(file, size)
+        return charge(file, size, old_size)
 
     monkeypatch.setattr(OpenFile, "charge_growth", look)
     await asking(process, "fd_to_file", fd="fd:1", file_path="a", mode=mode)
     assert seen == [(threading.main_thread(), True)]
     assert ledger.size_bytes.used == len(TEXT)
+
+
+# spec S5: the file system of the file may be down.
+@pytest.mark.parametrize("mode", ["write", "append"])
+async def test_a_size_is_asked_for_in_a_thread(
+    hall: Hall, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    process = at(hall, ledger=Ledger(size_bytes=100_000))
+    size, seen = HostHandle.size, []
+
+    def look(handle: HostHandle) -> int:
+        seen.append(threading.current_thread())
+        return size(handle)
+
+    monkeypatch.setattr(HostHandle, "size", look)
+    await asking(process, "fd_to_file", fd="fd:1", file_path="a", mode=mode)
+    assert seen
+    assert threading.main_thread() not in seen
 
 
 @pytest.mark.parametrize("mode", ["write", "insert"])
