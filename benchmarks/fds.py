@@ -24,7 +24,7 @@ import trio
 from benchmarks.measure import MeasureError, in_turn, workplace
 from benchmarks.options import parse, parser
 from benchmarks.report import Aim, Report, Row, at_most
-from supervisor.llmfd import TOOLS, ClientFiles, FdTable, Process, Shared, Store
+from supervisor.llmfd import TOOLS, ClientFiles, FdTable, Process, ProcessParts, Store
 from supervisor.llmfd.arguments import bind
 from supervisor.llmfd.search import compile_query, search
 from supervisor.llmfd.store import STEP_BYTES, Writer
@@ -141,7 +141,7 @@ def large_rows(rounds: int, place: Path) -> list[Row]:
     made.append(named(row, "create, 1 GB in pieces, on disk / wc -l", CREATE_AIM))
     writer = store.writer()
     add_file(writer, path)
-    process = Process(Shared(store, TOOLS))
+    process = Process(ProcessParts(store, TOOLS))
     process.add(writer.finish(), "bench")
     made += read_rows(process, "1 GB")
     pattern = compile_query("nothing like it", regex=False, case_sensitive=True)
@@ -309,7 +309,7 @@ def main(argv: Sequence[str] = ()) -> int:
         path.write_bytes(data)
         rows.append(create_row(given.rounds, data, path))
         rows += search_rows(given.rounds, data, path)
-        process = Process(Shared(Store(), TOOLS))
+        process = Process(ProcessParts(Store(), TOOLS))
         process.add(process.shared.store.put(data), "bench")
         rows += read_rows(process, "100 MB")
         del data, process

@@ -87,7 +87,7 @@ class Idler(Protocol):
     scope: trio.CancelScope
 
 
-class Accepted(Protocol):
+class AcceptedConnection(Protocol):
     """A connection as ``Server`` serves it; ``scope`` is that of its service."""
 
     @property
@@ -102,7 +102,7 @@ class Accepted(Protocol):
 
 
 C = TypeVar("C", bound=Idler)
-S = TypeVar("S", bound=Accepted)
+S = TypeVar("S", bound=AcceptedConnection)
 T = TypeVar("T")
 
 

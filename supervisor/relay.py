@@ -103,7 +103,7 @@ def run_nested(
     status = HOST_FAILED
     try:
         with _directory_of_its_own() as tmp:
-            nested = Nested(command, rights, fds, tmp, shown or ShownPaths())
+            nested = NestedChildSpec(command, rights, fds, tmp, shown or ShownPaths())
             status = run_program("relay", _relay_or_say_why, launchpad, nested)
     except OSError as why:
         where = os.environ.get("TMPDIR")
@@ -128,7 +128,7 @@ class ShownPaths(NamedTuple):
     network: NetworkSettings | None = None
 
 
-class Nested(NamedTuple):
+class NestedChildSpec(NamedTuple):
     """The description of a nested child.
 
     Attributes:
@@ -199,16 +199,16 @@ def fd_part(text: str) -> FdPart:
     return part
 
 
-async def _relay_or_say_why(launchpad: LaunchpadProcess, asked: Nested) -> int:
+async def _relay_or_say_why(launchpad: LaunchpadProcess, spec: NestedChildSpec) -> int:
     try:
-        status = await _relay(launchpad, asked)
+        status = await _relay(launchpad, spec)
     except* RelayError as group:
         complain("relay", str(innermost(group)))
         status = HOST_FAILED
     return status
 
 
-async def _relay(launchpad: LaunchpadProcess, asked: Nested) -> int:
+async def _relay(launchpad: LaunchpadProcess, spec: NestedChildSpec) -> int:
     stopped_by: list[int] = []
     process: SpawnedProcess | None = None
     status = ExitStatus()
@@ -230,14 +230,14 @@ async def _relay(launchpad: LaunchpadProcess, asked: Nested) -> int:
             launcher = Launcher(launchpad)
             await nursery.start(launcher.run)
             async with open_relay() as relay, AsyncExitStack() as stack:
-                fds = asked.fds
+                fds = spec.fds
                 parts = None if fds is None else [fd_part(fd) for fd in fds]
-                nested = await relay.new_client(asked.rights, parts)
-                network = await stack.enter_async_context(_network(asked, nursery))
+                nested = await relay.new_client(spec.rights, parts)
+                network = await stack.enter_async_context(_network(spec, nursery))
                 try:
                     door = nested.child_end.fileno()
-                    env = _environment(relay.dialect, asked)
-                    process = await _spawn(launcher, asked, door, env, network)
+                    env = _environment(relay.dialect, spec)
+                    process = await _spawn(launcher, spec, door, env, network)
                 finally:
                     nested.child_end.close()
                 status = await process.wait_exit()
@@ -259,13 +259,13 @@ async def _kill_later(process: SpawnedProcess) -> None:
     process.send_signal(signal.SIGKILL)
 
 
-def _environment(dialect: int, asked: Nested) -> dict[str, str]:
+def _environment(dialect: int, spec: NestedChildSpec) -> dict[str, str]:
     env = {k: v for k, v in os.environ.items() if k not in _OWN}
     env.update(FSPROXY_FD="3", FSPROXY_VERSION=str(dialect), FSPROXY_TOP_LEVEL="false")
     env.pop("TMPDIR", None)
-    if asked.tmp is not None:
-        env["TMPDIR"] = asked.tmp
-    network = asked.shown.network
+    if spec.tmp is not None:
+        env["TMPDIR"] = spec.tmp
+    network = spec.shown.network
     if network is not None:
         env[_NETWORK] = " ".join(map(str, network.rules))
     elif env.get(_NETWORK) != "host":
@@ -274,21 +274,21 @@ def _environment(dialect: int, asked: Nested) -> dict[str, str]:
     if token is not None:
         # It stands for this process's rights, which may be more (attack 38), and for its
         # executions (attack 48).
-        has_root = not asked.is_narrowed
+        has_root = not spec.is_narrowed
         env[_TOOLS_TOKEN] = narrow_token(token, os.urandom(8).hex(), root=has_root)
     return env
 
 
 @asynccontextmanager
 async def _network(
-    asked: Nested, nursery: trio.Nursery
+    spec: NestedChildSpec, nursery: trio.Nursery
 ) -> AsyncIterator[InnerListener | None]:
-    """Give what a nested child with rules makes for this process; serve it then.
+    """Yield what makes the sockets of a nested child with rules; serve them then.
 
     Raises:
         OSError: there is no descriptor for its way here.
     """
-    settings = asked.shown.network
+    settings = spec.shown.network
     if settings is None:
         yield None
         return
@@ -329,12 +329,12 @@ def _tell_refused(log: Log, event: str, fields: dict[str, object]) -> None:
 
 async def _spawn(
     launcher: Launcher,
-    asked: Nested,
+    spec: NestedChildSpec,
     door: int,
     env: dict[str, str],
     listener: InnerListener | None,
 ) -> SpawnedProcess:
-    command = asked.command
+    command = spec.command
     cwd = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         request = SpawnRequest(
@@ -355,13 +355,13 @@ async def _spawn(
         network = "host" if env.get(_NETWORK) == "host" else "none"
         if listener is not None:
             network = "rules"
-        workspace = "" if asked.is_narrowed else env.get("FSPROXY_WORKSPACE", "")
+        workspace = "" if spec.is_narrowed else env.get("FSPROXY_WORKSPACE", "")
         files = ShownFiles(
             working_directory(),
-            own=() if asked.tmp is None else (asked.tmp,),
+            own=() if spec.tmp is None else (spec.tmp,),
             kept=(workspace,) if workspace else (),
-            exposed=asked.shown.exposed,
-            readable=asked.shown.readable,
+            exposed=spec.shown.exposed,
+            readable=spec.shown.readable,
         )
         bounds = GroupBounds(why_none="a nested child is in its parent's")
         is_served = listener is not None

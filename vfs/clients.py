@@ -32,7 +32,7 @@ from vfs.errors import AccessDeniedError
 from vfs.ledger import Ledger, LedgerState
 
 if TYPE_CHECKING:
-    from vfs.backends import Handle, Mode, Removed
+    from vfs.backends import Handle, Mode, RemovedEntry
     from vfs.places import Place
     from vfs.policy import Policy
 
@@ -434,7 +434,7 @@ class OpenFile:
             self.entry = ledger.files.reserve(1)
             self.must_replace = self.entry is None
 
-    def charge_published(self, replaced: Removed | None) -> None:
+    def charge_published(self, replaced: RemovedEntry | None) -> None:
         """Charge the entry that a staged file has made, if it replaced none.
 
         The entry exists, so it is charged even beyond the limit: a count that is too low
@@ -461,7 +461,7 @@ class OpenFile:
 
     # The end
 
-    def close(self) -> Removed | None:
+    def close(self) -> RemovedEntry | None:
         """Close as CLOSE does: publish a staged file, sync as durability says.
 
         The file is closed in any case (spec C1).

@@ -31,7 +31,7 @@ from vfs.opening import open_in, open_restricted, truncate_inline
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from vfs.backends import Handle, Removed
+    from vfs.backends import Handle, RemovedEntry
     from vfs.ledger import Ledger
     from vfs.places import Place
     from vfs.policy import Policy
@@ -495,7 +495,7 @@ class Filesystem:
             if self.observer is not None:
                 self.observer.file_closed(file, why=None)
 
-    def _charge_close(self, file: OpenFile, replaced: Removed | None) -> None:
+    def _charge_close(self, file: OpenFile, replaced: RemovedEntry | None) -> None:
         """Charge a published file, and give back the file that it replaced."""
         credit(file.ledger, replaced)
         file.charge_published(replaced)

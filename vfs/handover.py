@@ -63,7 +63,7 @@ class Numbering:
         return number
 
 
-class Numbered(NamedTuple):
+class NumberedObjects(NamedTuple):
     """The restored places and policies, by their numbers."""
 
     places: list[Place]
@@ -72,7 +72,7 @@ class Numbered(NamedTuple):
     @classmethod
     def restore(
         cls, places: Iterable[PlaceState], policies: Iterable[PolicyState]
-    ) -> Numbered:
+    ) -> NumberedObjects:
         """Return the places and policies of the program before."""
         restored = [Place.restore(state) for state in places]
         return cls(restored, [Policy.restore(state, restored) for state in policies])

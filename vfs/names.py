@@ -20,7 +20,7 @@ from vfs.ledger import turn_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from vfs.backends import Backend, FileStatus, Removed
+    from vfs.backends import Backend, FileStatus, RemovedEntry
     from vfs.clients import Client
     from vfs.ledger import Ledger
     from vfs.policy import Policy
@@ -82,7 +82,7 @@ async def remove_waiting(client: Client, name: bytes, *, claim: bool) -> None:
     The bytes of a file that this child has open are given back when it is closed.
     """
 
-    def remove() -> Removed:
+    def remove() -> RemovedEntry:
         places = _places(client, name, claim=claim, write=True)
         return _ask(places, lambda backend, rest: backend.remove(rest))
 
@@ -98,7 +98,7 @@ async def rename_waiting(
 ) -> None:
     """Rename a file or directory, in a worker thread (spec X1)."""
 
-    def rename() -> Removed | None:
+    def rename() -> RemovedEntry | None:
         sources = _places(client, old, claim=claim, read=True, write=True)
         with deny_as_target():
             targets = _places(client, new, claim=claim, write=True)
@@ -118,7 +118,7 @@ async def rename_waiting(
             ledger.files.give_back(1)
 
 
-def credit(ledger: Ledger | None, removed: Removed | None) -> None:
+def credit(ledger: Ledger | None, removed: RemovedEntry | None) -> None:
     """Give back the size of a removed file, now or at its last close.
 
     Precondition: it was removed during the caller's turn.

@@ -18,7 +18,7 @@ from hostlib.linux.holdings import read_file
 if TYPE_CHECKING:
     from typing import Protocol
 
-    class Mounted(Protocol):
+    class MountEntry(Protocol):
         """The part of a mount that is read here."""
 
         kind: str
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
             """The host's descriptor."""
 
         @property
-        def mount(self) -> Mounted:
+        def mount(self) -> MountEntry:
             """The mount of the file."""
 
 

@@ -71,7 +71,7 @@ if TYPE_CHECKING:
     from supervisor.spawn.launchpad.layers.loopback import LoopbackOrder
     from supervisor.spawn.process import ExitStatus, SpawnedProcess
     from supervisor.spec import ChildSpec
-    from vfs.handover import Numbered, Numbering
+    from vfs.handover import NumberedObjects, Numbering
     from vfs.places import Place
 
 SWEEP_TIMEOUT_S = 5.0
@@ -163,7 +163,7 @@ class Child:
         cls,
         host: Parts,
         state: ChildState,
-        numbered: Numbered,
+        numbered: NumberedObjects,
         siblings: dict[str, Child],
         on_overdue: Callable[[Child], None],
     ) -> Child:
@@ -530,7 +530,7 @@ class Child:
         )
 
     async def _restore(
-        self, state: ChildState, numbered: Numbered, stack: AsyncExitStack
+        self, state: ChildState, numbered: NumberedObjects, stack: AsyncExitStack
     ) -> None:
         """Restore the descriptors of the program before, for the same order of release."""
         host = self._host

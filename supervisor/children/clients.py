@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from supervisor.parts import Parts
     from supervisor.spawn.ends import Ends
     from supervisor.spec import ChildSpec
-    from vfs.handover import Numbered
+    from vfs.handover import NumberedObjects
 
 _DOOR_CLOSED = b"ERROR failed to attach: nothing has descriptor 3 open any more"
 
@@ -107,7 +107,7 @@ class Clients:
         nursery: trio.Nursery,
         state: SessionState,
         side: socket.socket | None,
-        numbered: Numbered,
+        numbered: NumberedObjects,
     ) -> None:
         """Restore the sessions of a running child; `resume` serves them.
 
@@ -122,7 +122,7 @@ class Clients:
         self.own = self._restore_one(state, None, numbered)
 
     def _restore_one(
-        self, state: SessionState, parent: Session | None, numbered: Numbered
+        self, state: SessionState, parent: Session | None, numbered: NumberedObjects
     ) -> Session:
         is_over = state.closed is not None
         policy = Policy(()) if is_over else numbered.policies[state.client.policy]

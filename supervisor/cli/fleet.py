@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from supervisor.client import LogEntry
-    from supervisor.cluster.admission import Entered, Options
+    from supervisor.cluster.admission import AdmittedNode, Options
     from supervisor.cluster.client import FleetClient
     from supervisor.cluster.commands import Patience
 
@@ -217,7 +217,7 @@ def _token(path: str) -> str:
     return absolute(path)
 
 
-def _enter(control: str | None, options: Options) -> Entered:
+def _enter(control: str | None, options: Options) -> AdmittedNode:
     from supervisor.cluster.admission import enter, find_place  # noqa: PLC0415
     from supervisor.cluster.ray_processes import RayError  # noqa: PLC0415
     from supervisor.cluster.signals import exit_at_signals  # noqa: PLC0415

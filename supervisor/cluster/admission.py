@@ -100,7 +100,7 @@ class Options(NamedTuple):
     token_file: str | None = None
 
 
-class Entered(NamedTuple):
+class AdmittedNode(NamedTuple):
     """A node that is up.
 
     Attributes:
@@ -154,7 +154,7 @@ def find_left_place(control: str | None) -> DaemonPlace:
         raise
 
 
-def enter(place: DaemonPlace, options: Options) -> Entered:
+def enter(place: DaemonPlace, options: Options) -> AdmittedNode:
     """Start Ray and the actors here; return when the node is up.
 
     Raises:
@@ -279,7 +279,7 @@ def _resource_of(store: str | None) -> str | None:
     return f"sandhost-store-{hashlib.sha256(store.encode()).hexdigest()[:16]}"
 
 
-def _set_up(order: SetupOrder, lock: int) -> Entered:
+def _set_up(order: SetupOrder, lock: int) -> AdmittedNode:
     """Start Ray and the actors here.
 
     Args:
@@ -303,7 +303,9 @@ def _set_up(order: SetupOrder, lock: int) -> Entered:
         ) from None
     if outcome.address is None:
         raise RayError(outcome.error)
-    return Entered(outcome.address, order.token_file, outcome.open_ports, outcome.note)
+    return AdmittedNode(
+        outcome.address, order.token_file, outcome.open_ports, outcome.note
+    )
 
 
 def leave(

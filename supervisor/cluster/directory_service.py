@@ -93,7 +93,7 @@ class WaitFor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     wait_s: Annotated[float, msgspec.Meta(ge=0, le=LONGEST_WAIT_S)] = LONGEST_WAIT_S
 
 
-class Waited(msgspec.Struct, frozen=True):
+class WaitAnswer(msgspec.Struct, frozen=True):
     """The answer of `wait`: the listed children, and whether that was reached by all."""
 
     is_reached: bool
@@ -265,7 +265,7 @@ class DirectoryService:
         self._writer.add(step)
         await self._flush()
 
-    async def _wait(self, words: bytes) -> Waited:
+    async def _wait(self, words: bytes) -> WaitAnswer:
         args = read(words, WaitFor)
         until_s = trio.current_time() + args.wait_s
         before = _BEFORE[args.until]
@@ -274,6 +274,6 @@ class DirectoryService:
             # One that was removed from the list was over before: it has no state.
             is_reached = before.isdisjoint(map(self._directory.state, args.children))
             if is_reached or trio.current_time() >= until_s:
-                return Waited(is_reached, self._directory.children(args.children))
+                return WaitAnswer(is_reached, self._directory.children(args.children))
             with trio.move_on_at(until_s):
                 await changed.wait()

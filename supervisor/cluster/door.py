@@ -28,7 +28,7 @@ from supervisor.cluster.directory_service import (
     STARTED,
     KillChild,
     Until,
-    Waited,
+    WaitAnswer,
     WaitFor,
 )
 from supervisor.cluster.node_service import ControlRequest
@@ -165,7 +165,7 @@ class ShownWork(msgspec.Struct):
     missing: dict[str, str] = {}
 
 
-class Leaving(msgspec.Struct, omit_defaults=True):
+class LeaveItem(msgspec.Struct, omit_defaults=True):
     """An item of `leave` and `down`.
 
     Attributes:
@@ -192,7 +192,7 @@ class _Recorder:
     journal: Journal
 
 
-class _Held(NamedTuple):
+class _HeldChildren(NamedTuple):
     """The children that a program holds, by id, and the scope of its connection."""
 
     children: dict[str, ShownChild]
@@ -208,7 +208,7 @@ class NodeDoor:
 
     def __init__(self, node: NodeService) -> None:
         self._node = node
-        self._held: dict[str, _Held] = {}
+        self._held: dict[str, _HeldChildren] = {}
 
     async def serve(
         self,
@@ -341,7 +341,7 @@ class NodeDoor:
                     continue
             while not is_over:
                 data = await self._ask_again("wait", WaitFor(ids, OVER))
-                is_over = msgspec.json.decode(data, type=Waited).is_reached
+                is_over = msgspec.json.decode(data, type=WaitAnswer).is_reached
         except FleetUnavailableError as why:
             raise FleetUnavailableError(
                 f"{text}; cannot end the others of the {count}: {why}"
@@ -406,7 +406,7 @@ class NodeDoor:
     ) -> tuple[ShownChild, ...]:
         """Return those that are still listed, once all have come so far."""
         while True:
-            waited = await self._read("wait", WaitFor(children, until), Waited)
+            waited = await self._read("wait", WaitFor(children, until), WaitAnswer)
             if waited.is_reached:
                 return waited.children
 
@@ -419,7 +419,7 @@ class NodeDoor:
         also where this node actor does not outlive the holder.
         """
         holder = msgspec.convert(words, HoldArgs).holder
-        held = self._held[holder] = _Held({}, trio.CancelScope())
+        held = self._held[holder] = _HeldChildren({}, trio.CancelScope())
         try:
             with held.scope:
                 await send({})
@@ -546,7 +546,7 @@ class NodeDoor:
             # This actor, too: on a Ray of somebody else's no command would end it.
             await self._node.ask(own, "end-ray", _NO_ARGS)
             nursery.cancel_scope.cancel()
-        await send(Leaving(failed=failed))
+        await send(LeaveItem(failed=failed))
         if refusal is not None:
             raise refusal
 
@@ -638,7 +638,7 @@ async def _tell_waiting(names: tuple[str, ...], left: set[str], send: Send) -> N
             await trio.sleep(ALIVE_S)
             waiting = tuple(name for name in names if name not in left)
             if waiting != told:
-                await send(Leaving(waiting))
+                await send(LeaveItem(waiting))
                 told = waiting
 
 

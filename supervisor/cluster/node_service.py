@@ -78,7 +78,7 @@ END_S = 0.5
 """Time until this process ends itself; the answer to that request leaves before."""
 
 
-class Others(Protocol):
+class FleetPeers(Protocol):
     """The other parts of the fleet, as a node actor reaches them.
 
     Each method raises `RequestError` where the other part refuses, `FleetUnavailableError`
@@ -152,7 +152,7 @@ class NodeService:
     def __init__(
         self,
         order: NodeOrder,
-        others: Others,
+        others: FleetPeers,
         log: Log,
         end_ray: Callable[[], None],
     ) -> None:

@@ -253,8 +253,8 @@ async def answered(actor: Any, what: str, *words: object) -> Reply:
             )
 
 
-class _RayOthers:
-    """`node_service.Others` on Ray."""
+class _RayPeers:
+    """`node_service.FleetPeers` on Ray."""
 
     def __init__(self) -> None:
         self._actors = Actors(_find_actor)
@@ -344,7 +344,7 @@ class NodeActor:
     def __init__(self, order: NodeOrder) -> None:
         self._order = order
         self._log = _open_log(order.directory)
-        self._others = _RayOthers()
+        self._others = _RayPeers()
         self._service = NodeService(order, self._others, self._log, self._end)
         self._loop = LoopThread(self._run, _teller(self._log))
 

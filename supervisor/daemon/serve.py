@@ -152,7 +152,7 @@ async def _serve(launchpad: LaunchpadProcess, options: ServeOptions, log: Log) -
         segments = Segments(places.journal, MAX_BYTES, KEEP)
         journal = SegmentJournal(segments, lambda text: log.write("WARNING", text))
         stack.callback(journal.close)
-        given = Opened(notifier, activated, locks, state, left)
+        given = StartState(notifier, activated, locks, state, left)
         daemon = Daemon(options, places, given)
         groups.settle(launchpad.pid)
         async with open_host(
@@ -176,7 +176,7 @@ async def _serve(launchpad: LaunchpadProcess, options: ServeOptions, log: Log) -
         return daemon.status
 
 
-class Opened(NamedTuple):
+class StartState(NamedTuple):
     """Descriptors and states that are there when a daemon begins.
 
     Attributes:
@@ -213,7 +213,9 @@ class Daemon:
         opened: descriptors and states from its start or the program before.
     """
 
-    def __init__(self, options: ServeOptions, places: Places, opened: Opened) -> None:
+    def __init__(
+        self, options: ServeOptions, places: Places, opened: StartState
+    ) -> None:
         self._options = options
         self._places = places
         self._opened = opened

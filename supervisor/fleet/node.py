@@ -123,14 +123,14 @@ class CallsDecided:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class OperatorNotice:
     """The fleet does not take this node; the text is for the operator."""
 
     reason: str
 
 
 Action: TypeAlias = (
-    AskDaemon | Arm | StartChild | EndChild | EndAll | CallsDecided | Told
+    AskDaemon | Arm | StartChild | EndChild | EndAll | CallsDecided | OperatorNotice
 )
 
 
@@ -378,7 +378,7 @@ class Node:
                 self.held.stop(step)
                 step.actions.append(EndAll())
             case PhaseAction.TELL:
-                step.actions.append(Told(reason))
+                step.actions.append(OperatorNotice(reason))
             case PhaseAction.SAY_LEFT:
                 self.held.stop(step)
                 self._tell_slices(step)

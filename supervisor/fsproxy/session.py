@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from supervisor.fsproxy.pump import Pump
     from vfs.clients import Client, OpenFile
     from vfs.filesystem import Filesystem
-    from vfs.handover import Numbered, Numbering
+    from vfs.handover import NumberedObjects, Numbering
     from vfs.payload import MemoryReservation, PayloadBudget
     from vfs.places import Place
 
@@ -537,7 +537,7 @@ class Session:
             else:
                 state.held = body
 
-    def restore(self, state: SessionState, numbered: Numbered) -> None:
+    def restore(self, state: SessionState, numbered: NumberedObjects) -> None:
         """Restore its places and files; ``resume`` continues its work.
 
         Those nested in it are not restored.

@@ -18,7 +18,7 @@ from supervisor.children.child import Child
 from supervisor.fsproxy.ports import Portable
 from supervisor.handover.state import HostState
 from supervisor.spawn.launchpad import wire
-from vfs.handover import Numbered, Numbering
+from vfs.handover import NumberedObjects, Numbering
 
 if TYPE_CHECKING:
     from supervisor.host import Host
@@ -74,7 +74,7 @@ async def restore_host(host: Host, state: HostState) -> list[Child]:
         host.baseline.descriptors.pop(fd, None)
     host.next_child = state.next_child
     host.fs.tables.restore(state.counters)
-    numbered = Numbered.restore(state.places, state.policies)
+    numbered = NumberedObjects.restore(state.places, state.policies)
     children: list[Child] = []
     for left in state.children:
         child = Child.restore(host, left, numbered, host.children, host.on_overdue)

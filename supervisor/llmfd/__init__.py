@@ -4,7 +4,7 @@ A store of immutable contents, tables of descriptors, and the calls on them. A
 ``Process`` is what one model sees:
 
     store = Store()
-    process = Process(Shared(store, TOOLS))
+    process = Process(ProcessParts(store, TOOLS))
     process.add(store.put(log), "tool:read_log")
     answer = await process.call("read_fd", fd="fd:1", page=2)
 
@@ -25,7 +25,7 @@ from supervisor.llmfd.process import (
     FOR_PROGRAMS,
     ContentSettings,
     Process,
-    Shared,
+    ProcessParts,
     Summarizer,
     UnknownCallError,
 )
@@ -48,8 +48,8 @@ __all__ = [
     "LlmFd",
     "Param",
     "Process",
+    "ProcessParts",
     "Retention",
-    "Shared",
     "Store",
     "Summarizer",
     "TempFiles",

@@ -99,7 +99,7 @@ class Summarizer(Protocol):
 
 
 class SharedState(msgspec.Struct):
-    """See ``Shared``."""
+    """See ``ProcessParts``."""
 
     owner: str
     temps: TempFilesState
@@ -120,7 +120,7 @@ class ProcessState(msgspec.Struct):
 
 
 @dataclass(slots=True)
-class Shared:
+class ProcessParts:
     """The parts that the processes of one child share.
 
     Attributes:
@@ -178,7 +178,7 @@ class Process:
         begun: its unfinished contents.
     """
 
-    def __init__(self, shared: Shared, table: FdTable | None = None) -> None:
+    def __init__(self, shared: ProcessParts, table: FdTable | None = None) -> None:
         self.shared = shared
         self.table = table or FdTable(shared.store, shared.allowance)
         self.messages: list[dict[str, Json]] = []
@@ -435,7 +435,7 @@ class Process:
 
     @classmethod
     def restore(
-        cls, state: ProcessState, shared: Shared, memory: MemoryFile
+        cls, state: ProcessState, shared: ProcessParts, memory: MemoryFile
     ) -> Process:
         """Return the process of the program before; the caller sets its client."""
         table = FdTable.restore(state.table, shared.store, shared.allowance)

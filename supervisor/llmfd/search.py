@@ -106,7 +106,7 @@ class Hit:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class SearchAnswers:
     """The answers of a search.
 
     Attributes:
@@ -206,7 +206,7 @@ def search(
     context: int,
     max_results: int,
     start_line: int = 1,
-) -> Found:
+) -> SearchAnswers:
     """Return the matching lines of a text.
 
     Args:
@@ -244,7 +244,7 @@ def search(
             break
     if matches and not hits:
         raise _too_long(data, shown[0])
-    return Found(matches, tuple(hits), next_line)
+    return SearchAnswers(matches, tuple(hits), next_line)
 
 
 def _fit(

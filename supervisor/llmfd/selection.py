@@ -278,7 +278,7 @@ def lines_of(fd: LlmFd, span: Span) -> str:
     return f"{before + 1}-{after + (0 if ends_line else 1)}"
 
 
-class Shown(NamedTuple):
+class Excerpt(NamedTuple):
     """A part of a text as an answer shows it.
 
     Attributes:
@@ -294,7 +294,7 @@ class Shown(NamedTuple):
     is_truncated: bool
 
 
-def show(fd: LlmFd, span: Span) -> Shown:
+def show(fd: LlmFd, span: Span) -> Excerpt:
     """Return a part of a text, which is read once."""
     text = fd.content.text
     before = min(span.start, 1)
@@ -302,7 +302,7 @@ def show(fd: LlmFd, span: Span) -> Shown:
     shown = piece[before:]
     first = text.index.newlines_before(text, span.start) + 1
     last = first + shown.count(b"\n") - (1 if shown.endswith(b"\n") else 0)
-    return Shown(
+    return Excerpt(
         shown,
         f"{first}-{last}" if text.size else "0-0",
         is_continued=before > 0 and not piece.startswith(b"\n"),

@@ -34,7 +34,7 @@ from supervisor.llmfd import (
     ContentSettings,
     FdError,
     Process,
-    Shared,
+    ProcessParts,
     Store,
 )
 from supervisor.llmfd.blob import BlobState  # noqa: TC001 - msgspec looks at it
@@ -98,7 +98,7 @@ class FdsState(msgspec.Struct):
 
 
 @dataclass(frozen=True, slots=True)
-class _Restoring:
+class _RestoreState:
     """The state of the program before, until every table has its contents.
 
     Attributes:
@@ -111,7 +111,7 @@ class _Restoring:
     left: FdsState
     memory: MemoryFile
     held: list[Blob]
-    shared: list[Shared]
+    shared: list[ProcessParts]
 
     def process(self, state: ProcessState) -> Process:
         """Return a restored process."""
@@ -174,7 +174,7 @@ class FdService:
         self.kept: NamedConversations[Process] | None = None
         self.temporary: str | None = None
         self.journal = Journal(-1, lambda _: None)
-        self._restoring: _Restoring | None = None
+        self._restoring: _RestoreState | None = None
         self.enabled = enabled
         self.settings = settings or ContentSettings()
         self._fs = fs
@@ -233,7 +233,7 @@ class FdService:
             process = self.enter(client, Process(shared))
         return process
 
-    def make_shared(self, owner: str) -> Shared:
+    def make_shared(self, owner: str) -> ProcessParts:
         """Return the shared parts for the processes of a child.
 
         Args:
@@ -244,7 +244,7 @@ class FdService:
             owner = owner_of(None)
         if self._checkpoints is not None:
             self._checkpoints.living.add(owner)
-        return Shared(
+        return ProcessParts(
             self.store,
             self.tools,
             self.enabled,
@@ -340,7 +340,7 @@ class FdService:
         for one in left.shared:
             shared.append(made := self.make_shared(one.owner))
             made.temps.restore(one.temps)
-        self._restoring = _Restoring(left, memory, held, shared)
+        self._restoring = _RestoreState(left, memory, held, shared)
 
     async def restore_child(self, child: ChildView, stack: AsyncExitStack) -> None:
         """Restore the tables of a child; ``client_gone`` undoes it."""

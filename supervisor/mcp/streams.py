@@ -75,7 +75,9 @@ class Streams:
         """
         async with stdio_server(_Lines(self), _Output(self)) as (reader, writer):
             options = server.create_initialization_options()
-            await server.run(_Asked(self, reader), _Answers(self, writer), options)
+            await server.run(
+                _RequestStream(self, reader), _Answers(self, writer), options
+            )
 
     def end_for(self, doing: str, why: OSError) -> None:
         """End the session because of a failed stream."""
@@ -158,7 +160,7 @@ class _Output(AsyncFile[str]):
         await trio.lowlevel.checkpoint()
 
 
-class _Asked(ObjectReceiveStream[SessionMessage | Exception]):
+class _RequestStream(ObjectReceiveStream[SessionMessage | Exception]):
     """The client's requests; ends when all are answered."""
 
     def __init__(

@@ -55,8 +55,8 @@ from supervisor.fleet.node import (
     EndChild,
     Node,
     NodeStep,
+    OperatorNotice,
     StartChild,
-    Told,
 )
 from supervisor.fleet.states import NodePhase
 from supervisor.fleet.step import Moment, StaleEpochError, StoreError
@@ -284,7 +284,7 @@ class Member:
                 self._nursery.start_soon(self._end_all, node)
             case CallsDecided():
                 self._payer.decide(action)
-            case Told():
+            case OperatorNotice():
                 text = f"The fleet does not take node {node.name!r}: {action.reason}"
                 self._host.log.write("WARNING", text)
             case _:

@@ -17,7 +17,7 @@ import trio
 from hostlib.listener import contain_fault
 from supervisor.fleet.fence import FencedError
 from supervisor.network.access import DeniedError
-from supervisor.network.proxy_dialogue import Asked
+from supervisor.network.proxy_dialogue import ProxyTarget
 from supervisor.network.reasons import NetworkRefusal, Reason
 from supervisor.network.sockets import close_socket, receive, reset_socket, send_all
 from supervisor.network.tunnel import READ_BYTES, FilterError, MeterError
@@ -90,11 +90,11 @@ class Connection:
         self.last_words = b""
 
     @property
-    def target(self) -> Asked:
+    def target(self) -> ProxyTarget:
         """The host and the port that are connected to."""
         if self.server is None:
-            return Asked(self.host, self.port)
-        return Asked(str(self.server.target), self.server.ports[0])
+            return ProxyTarget(self.host, self.port)
+        return ProxyTarget(str(self.server.target), self.server.ports[0])
 
 
 class ConnectionMeter:

@@ -28,7 +28,7 @@ from supervisor.network.credential_http import (
     answer_for,
     request_for,
 )
-from supervisor.network.proxy_dialogue import Asked
+from supervisor.network.proxy_dialogue import ProxyTarget
 from supervisor.network.proxy_http import denial
 from supervisor.network.sockets import close_socket, reset_socket
 from supervisor.network.tunnel import IDLE_S, MeterError
@@ -116,7 +116,7 @@ class CredentialServer:
         try:
             await self._exchange(connection, http, request, credential)
         except DeniedError as why:
-            asked = Asked(connection.host, connection.port)
+            asked = ProxyTarget(connection.host, connection.port)
             body = denial(asked, why.refused)
             connection.last_words = _reply(http, 403, body)
             raise

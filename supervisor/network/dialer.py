@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from supervisor.network.hosts import Address
-    from supervisor.network.proxy_dialogue import Asked
+    from supervisor.network.proxy_dialogue import ProxyTarget
 
 NEXT_AFTER_S = 0.25
 """Time without an answer after which the next address is tried as well (RFC 8305)."""
@@ -129,7 +129,10 @@ class _Race:
 
 
 async def dial_through(
-    proxy: Sequence[Address], proxy_port: int, target: Asked, held: set[socket.socket]
+    proxy: Sequence[Address],
+    proxy_port: int,
+    target: ProxyTarget,
+    held: set[socket.socket],
 ) -> socket.socket:
     """Return a socket that a proxy has connected to a host; the caller's.
 

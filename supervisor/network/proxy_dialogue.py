@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ProxyTarget:
     """A host that a program wants to be connected to.
 
     Attributes:
@@ -45,7 +45,7 @@ class Dialogue(Protocol):
     `accept`, `forward` for all that comes from the program.
     """
 
-    def receive(self, data: bytes) -> Asked | None:
+    def receive(self, data: bytes) -> ProxyTarget | None:
         """Add what the program sent before it was answered.
 
         Returns:

@@ -22,7 +22,7 @@ from supervisor.network.hosts import (
     parse_proxied_host,
     shorten,
 )
-from supervisor.network.proxy_dialogue import Asked, ProxyError
+from supervisor.network.proxy_dialogue import ProxyError, ProxyTarget
 from supervisor.network.reasons import Reason, describe_rule
 
 if TYPE_CHECKING:
@@ -91,10 +91,10 @@ class HttpDialogue:
     def __init__(self) -> None:
         self._held = bytearray()
         self._looked_at = 0  # bytes of the head in which no end was found
-        self._asked: Asked | None = None
+        self._asked: ProxyTarget | None = None
         self._request: _Request | None = None  # in absolute form
 
-    def receive(self, data: bytes) -> Asked | None:
+    def receive(self, data: bytes) -> ProxyTarget | None:
         """Add what the program sent before it was answered; see `Dialogue`."""
         self._held += data
         head = self._take_head()
@@ -135,7 +135,7 @@ class HttpDialogue:
         self._held.clear()
         return data if self._request is None else self._request.forward(data)
 
-    def _known(self) -> Asked:
+    def _known(self) -> ProxyTarget:
         if self._asked is None:
             raise RuntimeError("cannot answer: no host was asked for yet")
         return self._asked
@@ -156,7 +156,7 @@ class HttpDialogue:
         return head
 
 
-def denial(asked: Asked, refused: NetworkRefusal) -> bytes:
+def denial(asked: ProxyTarget, refused: NetworkRefusal) -> bytes:
     """Return the body of a 403."""
     where = f"{format_host(asked.host)}:{asked.port}"
     why = f"{_DETAILS[refused.reason]}{describe_rule(refused.reason, refused.rule)}"
@@ -174,7 +174,7 @@ class _Request:
     """
 
     def __init__(
-        self, asked: Asked, path: str, head: h11.Request, http: h11.Connection
+        self, asked: ProxyTarget, path: str, head: h11.Request, http: h11.Connection
     ) -> None:
         self._http = http
         self._is_complete = False
@@ -249,7 +249,7 @@ def named_by_connection(fields: Fields) -> frozenset[bytes]:
     )
 
 
-def _parse_url(text: str) -> tuple[Asked, str]:
+def _parse_url(text: str) -> tuple[ProxyTarget, str]:
     """Return the host of a URL, and the rest of the URL."""
     match = _ABSOLUTE.fullmatch(text)
     if match is None:
@@ -259,7 +259,7 @@ def _parse_url(text: str) -> tuple[Asked, str]:
     return _parse_authority(match["authority"], _USUAL_PORT), path
 
 
-def _parse_authority(text: str, usual_port: int | None) -> Asked:
+def _parse_authority(text: str, usual_port: int | None) -> ProxyTarget:
     """Return the host of `HOST[:PORT]`; without a usual port, one has to be there."""
     if "@" in text:
         raise _error("a user's name in an address is refused; leave it out")
@@ -270,7 +270,7 @@ def _parse_authority(text: str, usual_port: int | None) -> Asked:
     if port is None:
         raise _error("a port is missing, or is no number from 1 to 65535")
     try:
-        return Asked(parse_proxied_host(host_text), port)
+        return ProxyTarget(parse_proxied_host(host_text), port)
     except HostError as why:
         raise _error(f"the host '{shorten(host_text)}' is refused: {why}") from None
 

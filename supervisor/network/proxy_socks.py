@@ -9,7 +9,7 @@ from ipaddress import IPv4Address, IPv6Address
 from typing import TYPE_CHECKING
 
 from supervisor.network.hosts import HostError, parse_proxied_host
-from supervisor.network.proxy_dialogue import Asked, ProxyError
+from supervisor.network.proxy_dialogue import ProxyError, ProxyTarget
 
 if TYPE_CHECKING:
     from supervisor.network.hosts import Address
@@ -32,7 +32,7 @@ class SocksDialogue:
         self._is_greeted = False
         self._reply = b""
 
-    def receive(self, data: bytes) -> Asked | None:
+    def receive(self, data: bytes) -> ProxyTarget | None:
         """Add what the program sent before it was answered; see `Dialogue`."""
         self._held += data
         if not self._is_greeted:
@@ -73,7 +73,7 @@ class SocksDialogue:
         self._reply += bytes((VERSION, _NO_AUTHENTICATION))
         self._is_greeted = True
 
-    def _read_request(self) -> Asked | None:
+    def _read_request(self) -> ProxyTarget | None:
         if len(self._held) < 5:  # the fifth byte is the length of a name
             return None
         version, command, reserved, kind, length = self._held[:5]
@@ -94,7 +94,7 @@ class SocksDialogue:
             raise _error(str(why), _REFUSED) from None
         if not port:
             raise _error("port 0 is none", _REFUSED)
-        return Asked(host, port)
+        return ProxyTarget(host, port)
 
     def _take(self, size: int) -> bytes:
         data = bytes(self._held[:size])

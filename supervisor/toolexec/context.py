@@ -14,7 +14,7 @@ from hostlib.log import put_line
 from hostlib.messages import is_json_log, json_line
 from protocol.toolexec import requests
 from supervisor.toolexec.slots import ConnectionPlaces
-from supervisor.toolexec.starts import Lookout
+from supervisor.toolexec.starts import StartWatch
 from supervisor.toolexec.tokens import Tokens
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class Context:
         self.tokens: Tokens[ChildExecutions] = Tokens()
         self.places = ConnectionPlaces(descriptors)
         self.shortages = ShortageReport(log, "toolexec")
-        self.lookout = Lookout()
+        self.lookout = StartWatch()
         self.heads = Share()
         self.gate = Gate()
         self.large_output: (

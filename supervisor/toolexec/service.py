@@ -222,7 +222,7 @@ class ToolExec:
     def snapshot(self, stack: ExitStack) -> tuple[object, set[int]]:
         """Return listeners, tokens, executions, connections, sidecars."""
         del stack
-        leaving = _Leaving()
+        leaving = _HandoverExecutions()
         for executions in self.children.values():
             leaving.add_child(executions)
         shared = [server.listener_fd for server in self.shared]
@@ -343,7 +343,7 @@ class ToolExec:
             yield from executions.descriptors()
 
 
-class _Leaving:
+class _HandoverExecutions:
     """The executions of a ToolExec in a hand-over.
 
     Attributes:

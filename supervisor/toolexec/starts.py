@@ -79,7 +79,7 @@ class Start:
 
     def __init__(
         self,
-        lookout: Lookout,
+        lookout: StartWatch,
         wire: Wire,
         limit_s: float = 0.0,
         *,
@@ -135,7 +135,7 @@ class Start:
                 self.give_up()
 
 
-class Lookout:
+class StartWatch:
     """The starts under way in one host."""
 
     def __init__(self) -> None:

@@ -33,8 +33,8 @@ from supervisor.workspace.layers import (
 from supervisor.workspace.record import (
     CHANGED,
     NOTHING,
+    BaseObject,
     Record,
-    Seen,
     digest_attributes,
     look_at_base,
     seen_of,
@@ -235,7 +235,7 @@ def _has_facts_of(old: TreeNode | None, new: TreeNode) -> bool:
     return new.is_directory or facts[0] == facts[1]
 
 
-def _written_in(seen: Seen, directory: TreeNode) -> Seen:
+def _written_in(seen: BaseObject, directory: TreeNode) -> BaseObject:
     """Return what is seen of a directory that a commit has written in."""
     return msgspec.structs.replace(seen, ctime_ns=directory.status.st_ctime_ns)
 
@@ -276,7 +276,7 @@ def _record_left(record: Record, left: Mapping[bytes, bytes]) -> None:
 
 
 def _record_around(
-    record: Record, base: LayeredTree, around: Mapping[bytes, Seen]
+    record: Record, base: LayeredTree, around: Mapping[bytes, BaseObject]
 ) -> None:
     """Record when a commit has written in directories, of which a child has the layer."""
     for path, seen in around.items():

@@ -32,9 +32,9 @@ from supervisor.workspace.layers import (
 )
 from supervisor.workspace.record import (
     CHANGED,
+    BaseObject,
     Record,
     RecordUpdate,
-    Seen,
     digest_of,
     look_at_base,
     seen_of,
@@ -97,7 +97,7 @@ class Judge:
             return _CHANGED if now.kind else "it was removed in the base"
         return self._conflict_unrecorded(row) if _lacks(row, seen) else ""
 
-    def _is_still_at(self, path: bytes, seen: Seen) -> bool:
+    def _is_still_at(self, path: bytes, seen: BaseObject) -> bool:
         """Tell whether the base has at a path what was seen there."""
         node = self._base.find(path)
         if seen.origin:
@@ -136,7 +136,7 @@ class Judge:
             if self._is_running:
                 del record[path]  # times decide again
 
-    def seen_text(self, row: Row) -> Seen | None:
+    def seen_text(self, row: Row) -> BaseObject | None:
         """Return what was seen of a file whose conflict a merge of its text can settle.
 
         Returns:
@@ -210,7 +210,7 @@ class Judge:
                     found[row.path] = left
         return found
 
-    def _directories_around(self, chosen: Sequence[Row]) -> dict[bytes, Seen]:
+    def _directories_around(self, chosen: Sequence[Row]) -> dict[bytes, BaseObject]:
         """Return what was seen of the base's directories that a commit writes in."""
         around = {split(row.path)[0] for row in chosen}
         around.update(split(row.origin)[0] for row in chosen if row.origin is not None)
@@ -226,7 +226,9 @@ class Judge:
                 # The mode as the child sees it: another one of the base has a row.
                 mode = stat.S_IMODE(new.status.st_mode)
                 status = old.status
-                found[path] = Seen(old.kind, status.st_dev, status.st_ino, mode=mode)
+                found[path] = BaseObject(
+                    old.kind, status.st_dev, status.st_ino, mode=mode
+                )
         return found
 
     def _conflict_unrecorded(self, row: Row) -> str:
@@ -254,7 +256,7 @@ class Judge:
                 return f"its directory {os.fsdecode(path)!r} was changed in the base"
         return ""
 
-    def _is_changed_inside(self, path: bytes, seen: Seen) -> bool:
+    def _is_changed_inside(self, path: bytes, seen: BaseObject) -> bool:
         if seen == CHANGED:
             return True
         if seen.origin:
@@ -395,14 +397,14 @@ class Judge:
         return ""
 
 
-def _lacks(row: Row, seen: Seen | None) -> bool:
+def _lacks(row: Row, seen: BaseObject | None) -> bool:
     """Tell whether a record does not say what a commit of the row would replace."""
     if seen is None or _is_of_another(row, seen):
         return True
     return seen != CHANGED and takes_all(row) and not seen.inside
 
 
-def _is_of_another(row: Row, seen: Seen) -> bool:
+def _is_of_another(row: Row, seen: BaseObject) -> bool:
     """Tell whether a record is of what the path had before a rename, or since."""
     return seen != CHANGED and seen.origin != (row.origin or b"")
 

@@ -32,7 +32,7 @@ _SETS_ATTRIBUTES = frozenset({Change.MODE, Change.RENAMED})
 """Changes of a directory for which a commit sets its attributes in the base."""
 
 
-class Seen(msgspec.Struct, frozen=True, array_like=True):
+class BaseObject(msgspec.Struct, frozen=True, array_like=True):
     """The base's object at a path.
 
     Attributes:
@@ -61,7 +61,7 @@ class Seen(msgspec.Struct, frozen=True, array_like=True):
     origin: bytes = b""
     attributes: bytes = b""
 
-    def is_still(self, now: Seen) -> bool:
+    def is_still(self, now: BaseObject) -> bool:
         """Tell whether the base has this now; of that no text is kept yet."""
         ctime_ns = self.ctime_ns if self.kind == stat.S_IFDIR else now.ctime_ns
         are_known = bool(self.attributes and now.attributes)
@@ -72,11 +72,11 @@ class Seen(msgspec.Struct, frozen=True, array_like=True):
         return known == self
 
 
-NOTHING = Seen(0)
-CHANGED = Seen(-1)
+NOTHING = BaseObject(0)
+CHANGED = BaseObject(-1)
 """Record of a path in conflict: the base never has this, so it stays in conflict."""
 
-Record = dict[bytes, Seen]
+Record = dict[bytes, BaseObject]
 _decoder = msgspec.msgpack.Decoder(Record)
 _RECORD, _NEXT_RECORD = "record", "record.next"
 
@@ -94,12 +94,12 @@ class RecordUpdate(msgspec.Struct, frozen=True):
     linked: list[bytes] = []
     contested: list[bytes] = []
     left: dict[bytes, bytes] = {}
-    around: dict[bytes, Seen] = {}
+    around: dict[bytes, BaseObject] = {}
 
 
 def look_at_base(
     base: LayeredTree, row: Row, left_out: frozenset[bytes] = frozenset()
-) -> Seen:
+) -> BaseObject:
     """Return what the base has where a row's object comes from."""
     # A new object may stand where a directory was that was renamed: the base has it still.
     old = base.find(row.path) if row.change is Change.ADDED else row.old
@@ -119,7 +119,7 @@ def seen_of(
     *,
     is_whole: bool,
     left_out: frozenset[bytes] = frozenset(),
-) -> Seen:
+) -> BaseObject:
     """Return what is recorded of one of the base's objects.
 
     Args:
@@ -131,7 +131,7 @@ def seen_of(
     if node is None:
         return NOTHING
     status = node.status
-    return Seen(
+    return BaseObject(
         node.kind,
         status.st_dev,
         status.st_ino,

@@ -32,7 +32,7 @@ from supervisor.workspace.hidden_files import shows_hidden
 from supervisor.workspace.layer_store import new_layer_id
 from supervisor.workspace.layers import LayeredTree, Part, TreeNode, is_beneath, split
 from supervisor.workspace.linux import has_entry, sync_file_system
-from supervisor.workspace.record import Record, Seen, look_at_base
+from supervisor.workspace.record import BaseObject, Record, look_at_base
 from supervisor.workspace.selection import Patterns
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 MAX_LAYERS = 64
 LAYERS_AFTER_MERGE = 32
-_UNKNOWN = Seen(stat.S_IFDIR, inside=b"unknown")
+_UNKNOWN = BaseObject(stat.S_IFDIR, inside=b"unknown")
 """Record of a directory with a conflict in it: it equals no other."""
 
 _KEPT = ("user.", "system.posix_acl_", "security.capability")

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from supervisor.workspace.changes import Row
     from supervisor.workspace.layers import LayeredTree
-    from supervisor.workspace.record import Record, Seen
+    from supervisor.workspace.record import BaseObject, Record
 
 MAX_TEXT_BYTES = 1 << 20
 _LOOK_BYTES = 8000
@@ -95,7 +95,7 @@ def drop_texts(directory: int, named: Collection[bytes]) -> None:
             os.unlink(name, dir_fd=directory)
 
 
-def _is_seen(status: os.stat_result, seen: Seen) -> bool:
+def _is_seen(status: os.stat_result, seen: BaseObject) -> bool:
     """Tell whether a file of the base is the one that was seen."""
     now = (status.st_dev, status.st_ino, status.st_ctime_ns)
     return stat.S_ISREG(status.st_mode) and now == (
@@ -105,7 +105,7 @@ def _is_seen(status: os.stat_result, seen: Seen) -> bool:
     )
 
 
-def _read_as_seen(base: LayeredTree, row: Row, seen: Seen) -> bytes | None:
+def _read_as_seen(base: LayeredTree, row: Row, seen: BaseObject) -> bytes | None:
     """Return a file's content if the base still has what was seen; else None."""
     if row.old is None:
         return None

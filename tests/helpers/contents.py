@@ -5,13 +5,13 @@ from xml.etree import ElementTree as ET
 
 import trio
 
-from supervisor.llmfd import TOOLS, ContentSettings, Process, Shared, Store
+from supervisor.llmfd import TOOLS, ContentSettings, Process, ProcessParts, Store
 
 
 def process(page_size: int = 4000, **settings: object) -> Process:
     """Return a process with an empty table and a store of its own."""
     chosen = ContentSettings(page_size=page_size, **settings)  # type: ignore[arg-type]
-    return Process(Shared(Store(), TOOLS, settings=chosen))
+    return Process(ProcessParts(Store(), TOOLS, settings=chosen))
 
 
 def holding(text: str | bytes, page_size: int = 4000, source: str = "test") -> Process:

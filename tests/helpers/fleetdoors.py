@@ -48,7 +48,7 @@ base = "{where}/repo"
 
 
 @dataclass
-class Others:
+class FleetPeers:
     """The other parts of the fleet, as one node's actor reaches them.
 
     Attributes:
@@ -147,7 +147,7 @@ class Doors:
     ray: dict[str, RayPlace] = field(default_factory=dict)
     _scopes: dict[str, trio.CancelScope] = field(default_factory=dict)
     _ended: dict[str, trio.Event] = field(default_factory=dict)
-    _others: dict[str, Others] = field(default_factory=dict)
+    _others: dict[str, FleetPeers] = field(default_factory=dict)
 
     def control(self, node: str) -> str:
         """Return the control socket of a node's daemon."""
@@ -231,7 +231,7 @@ class Doors:
     async def begin(self, node: str) -> None:
         """Start the actor of a node; the first time, wait until the node is up."""
         control = self.control(node)
-        self._others[node] = others = Others(self)
+        self._others[node] = others = FleetPeers(self)
         is_head = node == next(iter(self.daemons))
         directory = f"{self.daemons[node].where}/state/{DIRECTORY}"
         labels, ray = (node, "gpu"), self.ray.get(node)

@@ -177,7 +177,7 @@ class StandIn:
                 self.children.clear()
                 await self._do(node.all_gone(read_clocks()))
                 self.left.set()
-            case on_node.Told() | on_node.CallsDecided():
+            case on_node.OperatorNotice() | on_node.CallsDecided():
                 pass
 
     async def _start(self, node: Node, action: on_node.StartChild) -> None:

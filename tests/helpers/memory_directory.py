@@ -12,7 +12,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from hostlib.linux.resolve import check_name
-from vfs.backends.base import Backend, FileStatus, Mode, Removed
+from vfs.backends.base import Backend, FileStatus, Mode, RemovedEntry
 from vfs.errors import AccessDeniedError, deny_as_target
 from vfs.mounts import Mount
 
@@ -103,7 +103,7 @@ class MemoryHandle:
     def __init__(
         self,
         file: _File,
-        on_publish: Callable[[], Removed | None] | None,
+        on_publish: Callable[[], RemovedEntry | None] | None,
         replaces: Callable[[], bool] = lambda: True,
     ) -> None:
         self._file = file
@@ -145,7 +145,7 @@ class MemoryHandle:
     def sync(self) -> None:
         return None
 
-    def publish(self, *, durable: bool) -> Removed | None:
+    def publish(self, *, durable: bool) -> RemovedEntry | None:
         del durable  # memory never is
         return None if self._on_publish is None else self._on_publish()
 
@@ -248,7 +248,7 @@ class MemoryDirectory:
             raise _error(errno.EISDIR)
         file = _File(self.space)
 
-        def publish() -> Removed | None:
+        def publish() -> RemovedEntry | None:
             there = directory.entries.get(last)
             if isinstance(there, _Directory):
                 raise _error(errno.EISDIR)
@@ -278,16 +278,16 @@ class MemoryDirectory:
             raise _error(errno.EEXIST)
         directory.put(last, _Directory())
 
-    def remove(self, name: bytes) -> Removed:
+    def remove(self, name: bytes) -> RemovedEntry:
         directory, last = self.entry(name)
         node = _enter(directory, last)
         _check_slash(name, node)
         if isinstance(node, _Directory) and node.entries:
             raise _error(errno.ENOTEMPTY)
         directory.drop(last)
-        return _removed(node) or Removed(0, (_DEVICE, node.inode), False)
+        return _removed(node) or RemovedEntry(0, (_DEVICE, node.inode), False)
 
-    def rename(self, old: bytes, target: Backend, new: bytes) -> Removed | None:
+    def rename(self, old: bytes, target: Backend, new: bytes) -> RemovedEntry | None:
         if type(target) is not MemoryDirectory:
             raise _error(errno.EXDEV)
         directory, last = self.entry(old)
@@ -347,10 +347,10 @@ class MemoryDirectory:
         return None
 
 
-def _removed(node: _Node | None) -> Removed | None:
+def _removed(node: _Node | None) -> RemovedEntry | None:
     if not isinstance(node, _File):
         return None
-    return Removed(len(node.data), (_DEVICE, node.inode), True)
+    return RemovedEntry(len(node.data), (_DEVICE, node.inode), True)
 
 
 def _check_name(name: bytes) -> None:

@@ -17,8 +17,8 @@ from tests.hostlib.test_watches import FewWatches
 
 IN_TIME_S = 10.0
 
-Accepted = trio.MemoryReceiveChannel[socket.socket]
-Add = Callable[[socket.socket], Accepted]
+AcceptedConnection = trio.MemoryReceiveChannel[socket.socket]
+Add = Callable[[socket.socket], AcceptedConnection]
 
 
 @asynccontextmanager
@@ -28,7 +28,7 @@ async def accepting(
     """Run listeners; yield what adds one, and returns what is accepted there."""
     listeners = listeners or ListenerSet("network")
 
-    def add(listener: socket.socket) -> Accepted:
+    def add(listener: socket.socket) -> AcceptedConnection:
         sends, receives = trio.open_memory_channel[socket.socket](1000)
         listeners.add(listener, sends.send_nowait)
         return receives

@@ -18,7 +18,7 @@ from vfs.clients import (
     Tables,
 )
 from vfs.filesystem import ATTACHED_DESCRIPTORS, OWN_DESCRIPTORS
-from vfs.handover import Numbered, Numbering
+from vfs.handover import NumberedObjects, Numbering
 from vfs.ledger import Ledger, LedgerState
 from vfs.places import Place, PlaceState, close_places
 from vfs.policy import Policy, PolicyState, UseState
@@ -111,7 +111,7 @@ def test_a_policy_is_the_same_afterwards(tmp_path: Path) -> None:
     assert numbers.number_policy(before) == numbers.number_policy(before) == 0
     data = msgspec.msgpack.encode((numbers.places, numbers.policies))
     form = tuple[list[PlaceState], list[PolicyState]]
-    numbered = Numbered.restore(*msgspec.msgpack.decode(data, type=form))
+    numbered = NumberedObjects.restore(*msgspec.msgpack.decode(data, type=form))
     (after,) = numbered.policies
     assert [_plain(place) for place in after.places] == [_plain(root), _plain(grant)]
     assert after.root is after.places[1]

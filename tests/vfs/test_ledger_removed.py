@@ -7,7 +7,7 @@ import pytest
 from tests.vfs.test_ledger import Room
 from tests.vfs.worlds import World, world
 from vfs import names
-from vfs.backends import Removed, host
+from vfs.backends import RemovedEntry, host
 from vfs.backends.host_file import entry_to_lose
 
 __all__ = ["world"]
@@ -109,7 +109,7 @@ async def test_what_got_another_name_meanwhile_is_not_given_back(
     room, root = Room(world, size_bytes=1000), world.where / "root"
     put(room, b"a", 300)
 
-    def looked(dir_fd: int, last: bytes) -> Removed | None:
+    def looked(dir_fd: int, last: bytes) -> RemovedEntry | None:
         goes = entry_to_lose(dir_fd, last)
         os.link(root / "a", root / "b")
         return goes

@@ -7,7 +7,7 @@ from vfs.backends.base import (
     FileStatus,
     Handle,
     Mode,
-    Removed,
+    RemovedEntry,
     UnflushedError,
 )
 from vfs.backends.host import HostDirectory
@@ -23,7 +23,7 @@ __all__ = [
     "HostDirectory",
     "Mode",
     "MountDirectory",
-    "Removed",
+    "RemovedEntry",
     "UnflushedError",
     "is_staged",
 ]

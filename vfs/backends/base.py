@@ -22,7 +22,7 @@ class FileStatus(NamedTuple):
     kind: str
 
 
-class Removed(NamedTuple):
+class RemovedEntry(NamedTuple):
     """A file or directory that lost a name.
 
     Attributes:
@@ -47,7 +47,7 @@ class UnflushedError(OSError):
         replaced: the file that had the name before; None if there was none.
     """
 
-    def __init__(self, why: OSError, replaced: Removed | None) -> None:
+    def __init__(self, why: OSError, replaced: RemovedEntry | None) -> None:
         super().__init__(why.errno, why.strerror)
         self.replaced = replaced
 
@@ -91,7 +91,7 @@ class Handle(Protocol):
     def sync(self) -> None:
         """Sync the data to the disk."""
 
-    def publish(self, *, durable: bool) -> Removed | None:
+    def publish(self, *, durable: bool) -> RemovedEntry | None:
         """Give a staged file its name; return the file that it replaced."""
 
     def will_replace(self) -> bool:
@@ -142,10 +142,10 @@ class Backend(Protocol):
     def make_directory(self, name: bytes) -> None:
         """Make a directory."""
 
-    def remove(self, name: bytes) -> Removed:
+    def remove(self, name: bytes) -> RemovedEntry:
         """Remove a file, a link itself or an empty directory."""
 
-    def rename(self, old: bytes, target: Backend, new: bytes) -> Removed | None:
+    def rename(self, old: bytes, target: Backend, new: bytes) -> RemovedEntry | None:
         """Rename an entry, return the one it replaced; EXDEV to another kind of tree."""
 
     def sync_entry(self, name: bytes) -> None:

@@ -28,7 +28,7 @@ from hostlib.linux.resolve import (
     open_beneath,
     split_parent,
 )
-from vfs.backends.base import Backend, FileStatus, Mode, Removed
+from vfs.backends.base import Backend, FileStatus, Mode, RemovedEntry
 from vfs.backends.host_file import (
     HostHandle,
     StagedHandle,
@@ -226,18 +226,18 @@ class HostDirectory:
         with self._entry(name) as (fd, last):
             os.mkdir(last, dir_fd=fd)
 
-    def remove(self, name: bytes) -> Removed:
+    def remove(self, name: bytes) -> RemovedEntry:
         with self._entry(name) as (fd, last):
             status = os.stat(last, dir_fd=fd, follow_symlinks=False)
             _check_slash(name, status.st_mode)
-            removed = entry_to_lose(fd, last) or Removed(0, (0, 0), was_last=False)
+            removed = entry_to_lose(fd, last) or RemovedEntry(0, (0, 0), was_last=False)
             if stat.S_ISDIR(status.st_mode):
                 os.rmdir(last, dir_fd=fd)
             else:
                 os.unlink(last, dir_fd=fd)
             return removed
 
-    def rename(self, old: bytes, target: Backend, new: bytes) -> Removed | None:
+    def rename(self, old: bytes, target: Backend, new: bytes) -> RemovedEntry | None:
         if not isinstance(target, HostDirectory):
             raise _error(errno.EXDEV)
         with (

@@ -26,7 +26,7 @@ from typing import NamedTuple, Self
 from hostlib.large_files import close_file
 from hostlib.linux.resolve import OPEN_FLAGS
 from hostlib.unnamed_files import NO_TMPFILE
-from vfs.backends.base import Removed, UnflushedError
+from vfs.backends.base import RemovedEntry, UnflushedError
 from vfs.backends.fsuser import act_as
 from vfs.mounts import MOUNTS, SLOW_WRITE_S, mount_of
 
@@ -112,7 +112,7 @@ class HostHandle:
     def sync(self) -> None:
         os.fdatasync(self.fd)
 
-    def publish(self, *, durable: bool) -> Removed | None:
+    def publish(self, *, durable: bool) -> RemovedEntry | None:
         if durable:
             os.fsync(self.fd)
         return None
@@ -220,7 +220,7 @@ class StagedHandle(HostHandle):
             self._temporary_fd,
         )
 
-    def publish(self, *, durable: bool) -> Removed | None:
+    def publish(self, *, durable: bool) -> RemovedEntry | None:
         if durable:
             os.fsync(self.fd)
         with act_as(self.user):
@@ -303,7 +303,7 @@ def end_of(fd: int) -> int:
         return os.fstat(fd).st_size
 
 
-def entry_to_lose(dir_fd: int, last: bytes) -> Removed | None:
+def entry_to_lose(dir_fd: int, last: bytes) -> RemovedEntry | None:
     """Return facts of an entry that is about to be removed; None if it is missing."""
     try:
         status = os.stat(last, dir_fd=dir_fd, follow_symlinks=False)
@@ -311,7 +311,7 @@ def entry_to_lose(dir_fd: int, last: bytes) -> Removed | None:
         return None
     is_last = stat.S_ISREG(status.st_mode) and status.st_nlink == 1
     size = status.st_size if is_last else 0
-    return Removed(size, (status.st_dev, status.st_ino), is_last)
+    return RemovedEntry(size, (status.st_dev, status.st_ino), is_last)
 
 
 def _hidden_name() -> bytes:

@@ -19,7 +19,7 @@ from vfs.backends.host import HostDirectory
 from vfs.errors import AccessDeniedError
 
 if TYPE_CHECKING:
-    from vfs.backends.base import Backend, Removed
+    from vfs.backends.base import Backend, RemovedEntry
     from vfs.backends.host_file import StagedHandle
 
 
@@ -90,11 +90,11 @@ class MountDirectory(HostDirectory):
         with act_as(self.user):
             super().make_directory(name)
 
-    def remove(self, name: bytes) -> Removed:
+    def remove(self, name: bytes) -> RemovedEntry:
         with act_as(self.user):
             return super().remove(name)
 
-    def rename(self, old: bytes, target: Backend, new: bytes) -> Removed | None:
+    def rename(self, old: bytes, target: Backend, new: bytes) -> RemovedEntry | None:
         with act_as(self.user):
             return super().rename(old, target, new)
 

@@ -18,8 +18,8 @@ from supervisor.llmfd import (
     ClientFiles,
     FdError,
     Process,
+    ProcessParts,
     Retention,
-    Shared,
     Store,
 )
 from vfs.filesystem import Filesystem
@@ -34,7 +34,7 @@ EXPORTED = "".join(f"line {number}\n" for number in range(30_000))
 def keep(directory: str, label: str, count: int = 0) -> str:
     """Keep a checkpoint of three contents, one of them binary; return its id."""
     checkpoints = Checkpoints(directory, retention=Retention(count))
-    process = Process(Shared(Store(), TOOLS))
+    process = Process(ProcessParts(Store(), TOOLS))
     for text in (f"{label}\n" * 1000, "the same in all\n" * 1000):
         process.add_text(text, "test")
     process.add(process.shared.store.put(b"\xff" + label.encode() * 500), "test")
@@ -63,7 +63,7 @@ async def export(directory: str, mode: str) -> str:
     client = (fs := Filesystem()).connect(Policy((root,), cwd_fd=cwd), Ledger(), "t")
     # Nothing fits into memory: what is put in goes to a file.
     process = Process(
-        Shared(Store(max_memory=1, directory=f"{directory}/contents"), TOOLS)
+        ProcessParts(Store(max_memory=1, directory=f"{directory}/contents"), TOOLS)
     )
     process.files = ClientFiles(fs, client)
     try:

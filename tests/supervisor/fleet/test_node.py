@@ -42,8 +42,8 @@ from supervisor.fleet.node import (
     EndChild,
     Node,
     NodeStep,
+    OperatorNotice,
     StartChild,
-    Told,
 )
 from supervisor.fleet.states import NodePhase
 from supervisor.fleet.step import Moment
@@ -388,7 +388,7 @@ def test_a_node_that_the_fleet_does_not_take_says_why() -> None:
     scene = Scene()
     scene.node.join(scene.now)
     step = scene.hear(Refused(1, scene.session, "the name is taken", is_final=True))
-    assert step.actions == [Told("the name is taken")]
+    assert step.actions == [OperatorNotice("the name is taken")]
     assert scene.node.phase is NodePhase.OUT
 
 

@@ -18,7 +18,7 @@ from supervisor.handover.state import (
 from supervisor.sandbox.plan import PROFILES
 from supervisor.spec import ChildSpec
 from vfs.clients import CounterState
-from vfs.handover import Numbered, Numbering
+from vfs.handover import NumberedObjects, Numbering
 from vfs.mounts import mount_of
 from vfs.places import close_places, open_place
 from vfs.policy import Policy
@@ -93,7 +93,7 @@ def test_a_place_that_may_wait_is_one_for_the_next_program_too(
             numbers = Numbering()
             number = numbers.number_policy(Policy((place,)))
             # Its descriptor is the one that the place before had.
-            numbered = Numbered.restore(numbers.places, numbers.policies)
+            numbered = NumberedObjects.restore(numbers.places, numbers.policies)
             assert numbered.policies[number].is_distant is is_distant
         finally:
             close_places((place,))

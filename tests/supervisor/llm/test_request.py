@@ -15,7 +15,7 @@ from tests.helpers.canary import KEY
 from tests.helpers.provider import key_file
 from tests.helpers.sessions import chat_request
 from tests.helpers.stage import Stage, open_model_stage
-from vfs.backends.base import Removed
+from vfs.backends.base import RemovedEntry
 from vfs.clients import OpenFile
 from vfs.ledger import MOST_MEMORY_BYTES, Ledger
 from vfs.places import PUBLISH_ON_CLOSE
@@ -142,7 +142,7 @@ async def test_an_input_is_closed_in_a_thread(
     closers: list[int] = []
     close = OpenFile.close
 
-    def noted(file: OpenFile) -> Removed | None:
+    def noted(file: OpenFile) -> RemovedEntry | None:
         closers.append(threading.get_ident())
         return close(file)
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from supervisor.llmfd import TOOLS, Allowance, FdError, Process, Shared, Store
+from supervisor.llmfd import TOOLS, Allowance, FdError, Process, ProcessParts, Store
 from supervisor.llmfd.table import FdTable
 from tests.helpers.contents import ask, failed
 
@@ -10,7 +10,7 @@ from tests.helpers.contents import ask, failed
 def bounded(limit: int) -> tuple[Process, Allowance]:
     """Return a process whose contents are bounded, and what bounds them."""
     allowance = Allowance(limit)
-    return Process(Shared(Store(), TOOLS, allowance=allowance)), allowance
+    return Process(ProcessParts(Store(), TOOLS, allowance=allowance)), allowance
 
 
 def test_descriptors_and_temporary_files_share_what_is_the_same() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from blake3 import blake3
 
-from supervisor.llmfd import TOOLS, FdError, Process, Shared, Store
+from supervisor.llmfd import TOOLS, FdError, Process, ProcessParts, Store
 from supervisor.llmfd import blob_files as files_module
 from supervisor.llmfd import store as store_module
 from supervisor.llmfd.blob_files import MOST_COPIED_BYTES, ContentMap
@@ -59,7 +59,7 @@ def test_contents_on_the_disk_take_no_descriptors(
 ) -> None:
     del no_leaks
     store = on_disk(tmp_path)
-    process = Process(Shared(store, TOOLS))
+    process = Process(ProcessParts(store, TOOLS))
     before = open_now()
     for number in range(50):
         process.add(store.put(made_of(number, 300 + number % 2 * 300_000)), "test")
@@ -112,7 +112,7 @@ def test_a_damaged_file_is_an_error_of_its_read(
 ) -> None:
     del no_leaks
     store = on_disk(tmp_path)
-    process = Process(Shared(store, TOOLS))
+    process = Process(ProcessParts(store, TOOLS))
     for number in (1, 2):
         process.add(store.put(made_of(number, size)), "test")
     file = tmp_path / process.table.fds[1].content.text.name
@@ -136,7 +136,7 @@ def test_a_content_that_cannot_be_read_is_given_back(
 ) -> None:
     del no_leaks
     store = on_disk(tmp_path)
-    made = Process(Shared(store, TOOLS))
+    made = Process(ProcessParts(store, TOOLS))
 
     def refused(fd: int, _: int) -> None:
         os.close(fd)

@@ -16,8 +16,8 @@ from supervisor.llmfd import (
     Allowance,
     Checkpoints,
     Process,
+    ProcessParts,
     Retention,
-    Shared,
     Store,
     checkpoint_rows,
     checkpoint_state,
@@ -40,7 +40,7 @@ BINARY = bytes(range(256)) * 20
 def opened(where: Path, owner: str = "child-1", limit: int = 10**9) -> Process:
     """Return a process of a new host with the checkpoints of a directory."""
     return Process(
-        Shared(
+        ProcessParts(
             Store(),
             TOOLS,
             allowance=Allowance(limit),
@@ -642,7 +642,7 @@ async def test_what_no_host_has_left_there_is_left_alone(
 
 
 async def test_where_none_are_kept_that_is_told() -> None:
-    made = Process(Shared(Store(), TOOLS))
+    made = Process(ProcessParts(Store(), TOOLS))
     for name, arguments in (
         ("checkpoint_process", {}),
         ("list_checkpoints", {}),
@@ -701,7 +701,7 @@ async def test_a_damaged_checkpoint_can_be_deleted(
 def keeping(where: Path, retention: Retention, owner: str = "child-1") -> Process:
     """Return a process of a host that keeps checkpoints so."""
     checkpoints = Checkpoints(str(where), retention=retention)
-    return Process(Shared(Store(), TOOLS, checkpoints=checkpoints, owner=owner))
+    return Process(ProcessParts(Store(), TOOLS, checkpoints=checkpoints, owner=owner))
 
 
 async def test_of_each_owner_the_newest_stay(tmp_path: Path, no_leaks: None) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.llmfd import TOOLS, Checkpoints, Process, Shared, Store
+from supervisor.llmfd import TOOLS, Checkpoints, Process, ProcessParts, Store
 from tests.helpers.contents import asking, failed, text_of
 
 TEXT = b"line \xc3\xa9\n" * 3
@@ -72,7 +72,9 @@ async def test_what_an_earlier_program_kept_is_restored_and_goes(
 ) -> None:
     del no_leaks
     checkpoints = Checkpoints(str(where))
-    process = Process(Shared(Store(), TOOLS, checkpoints=checkpoints, owner="child-1"))
+    process = Process(
+        ProcessParts(Store(), TOOLS, checkpoints=checkpoints, owner="child-1")
+    )
     listed = await asking(process, "list_checkpoints")
     assert [row.attrib for row in listed] == [
         {
@@ -119,7 +121,9 @@ async def test_what_was_changed_since_is_corrupt(where: Path, column: str) -> No
     database.commit()
     database.close()
     checkpoints = Checkpoints(str(where))
-    process = Process(Shared(Store(), TOOLS, checkpoints=checkpoints, owner=owner))
+    process = Process(
+        ProcessParts(Store(), TOOLS, checkpoints=checkpoints, owner=owner)
+    )
     answer = await asking(process, "restore_process", checkpoint_id=ROW[0])
     assert failed(answer)[0] == "corrupt"
     process.close()

@@ -6,7 +6,14 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from supervisor.llmfd import TOOLS, Checkpoints, ClientFiles, Process, Shared, Store
+from supervisor.llmfd import (
+    TOOLS,
+    Checkpoints,
+    ClientFiles,
+    Process,
+    ProcessParts,
+    Store,
+)
 from tests.helpers.contents import failed
 from tests.helpers.sessions import Hall, hall
 
@@ -21,7 +28,9 @@ FACTS = "fd source creation_time type page_size pages total_lines name"
 def process(hall: Hall, tmp_path: Path) -> Iterator[Process]:
     """Return a process with a text, fd:1, and bytes, fd:2."""
     checkpoints = Checkpoints(str(tmp_path / "checkpoints"))
-    made = Process(Shared(Store(), TOOLS, checkpoints=checkpoints, owner="child-1"))
+    made = Process(
+        ProcessParts(Store(), TOOLS, checkpoints=checkpoints, owner="child-1")
+    )
     made.files = ClientFiles(hall.fs, hall.connect().client)
     made.add_text(TEXT, "test")
     made.add(made.shared.store.put(bytes(range(256)) * 20), "test")

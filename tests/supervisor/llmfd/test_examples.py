@@ -16,7 +16,7 @@ from supervisor.llmfd import (
     Checkpoints,
     ClientFiles,
     Process,
-    Shared,
+    ProcessParts,
     Store,
 )
 from supervisor.llmfd.table import FdNumber
@@ -43,7 +43,7 @@ TEXT = "\n".join(LINES) + "\n"
 def process(hall: Hall) -> Iterator[Process]:
     """Return a process whose content is ``fd:12345``: 210 lines, 5 pages."""
     checkpoints = Checkpoints(str(hall.where / "checkpoints"))
-    shared = Shared(Store(), TOOLS, checkpoints=checkpoints, owner="child-1")
+    shared = ProcessParts(Store(), TOOLS, checkpoints=checkpoints, owner="child-1")
     made = Process(shared)
     made.files = ClientFiles(hall.fs, hall.connect().client)
     made.table.next_number = FdNumber(12345)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from hostlib import threads as hostlib_threads
-from supervisor.llmfd import TOOLS, Allowance, ClientFiles, Process, Shared, Store
+from supervisor.llmfd import TOOLS, Allowance, ClientFiles, Process, ProcessParts, Store
 from supervisor.llmfd import blob_files as files_module
 from supervisor.llmfd.allowance import Allowance as Charged
 from supervisor.llmfd.blob_files import BlobFiles
@@ -47,7 +47,7 @@ def threads(monkeypatch: pytest.MonkeyPatch) -> set[threading.Thread]:
 
 def bounded() -> Process:
     """Return a process that may keep much."""
-    return Process(Shared(Store(), TOOLS, allowance=Allowance(1 << 30)))
+    return Process(ProcessParts(Store(), TOOLS, allowance=Allowance(1 << 30)))
 
 
 def is_empty(made: Process) -> bool:
@@ -111,7 +111,7 @@ def test_a_long_file_that_is_begun_is_removed_beside_the_caller(
 ) -> None:
     del no_leaks
     monkeypatch.setattr(files_module, "SLOW_TO_FREE_BYTES", 1000)
-    made = Process(Shared(Store(max_memory=1), TOOLS))
+    made = Process(ProcessParts(Store(max_memory=1), TOOLS))
     made.begun.put(None, b"x" * 300_000)
     made.close()
     give_back()

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from blake3 import blake3
 
-from supervisor.llmfd import TOOLS, Allowance, Process, Shared, Store
+from supervisor.llmfd import TOOLS, Allowance, Process, ProcessParts, Store
 from supervisor.llmfd import blob_files as files_module
 from supervisor.llmfd.memory_file import MemoryFile
 from supervisor.llmfd.process import ProcessState
@@ -23,7 +23,7 @@ def left(
     state = process.snapshot(0, memory)
     following = Store(max_memory, str(where))
     following.restore(contents, memory)
-    shared = Shared(following, TOOLS, allowance=Allowance(1 << 30))
+    shared = ProcessParts(following, TOOLS, allowance=Allowance(1 << 30))
     return memory, state, Process.restore(state, shared, memory)
 
 
@@ -35,7 +35,7 @@ def test_a_begun_content_needs_no_room_again(
 ) -> None:
     del no_leaks
     store = Store(max_memory, str(tmp_path))
-    process = Process(Shared(store, TOOLS, allowance=Allowance(1 << 30)))
+    process = Process(ProcessParts(store, TOOLS, allowance=Allowance(1 << 30)))
     process.begun.put(None, LINE * (size // 16))
     memory, _, after = left(process, tmp_path, max_memory)
     allowance, following = after.shared.allowance, after.shared.store
@@ -62,7 +62,7 @@ def test_contents_are_where_they_were(
 ) -> None:
     del no_leaks
     store = Store(max_memory, str(tmp_path))
-    process = Process(Shared(store, TOOLS))
+    process = Process(ProcessParts(store, TOOLS))
     data = ("\N{SNOWMAN}\n" * 30_000).encode()
     for content in (store.put(data), store.put(b"\xff" * 3000)):
         process.add(content, "test")
@@ -86,7 +86,7 @@ def test_a_begun_content_that_cannot_be_continued_is_dropped(
 ) -> None:
     del no_leaks
     store = Store(1 << 28 if lost == "memory" else 65_536, str(tmp_path))
-    process = Process(Shared(store, TOOLS))
+    process = Process(ProcessParts(store, TOOLS))
     for text in (b"short", LINE * 20_000):
         process.begun.put(None, text)
     for file in tmp_path.iterdir():

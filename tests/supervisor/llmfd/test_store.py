@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.llmfd import TOOLS, FdError, Process, Shared, Store
+from supervisor.llmfd import TOOLS, FdError, Process, ProcessParts, Store
 from supervisor.llmfd import store as store_module
 from supervisor.llmfd.index import TextIndex
 from tests.helpers.contents import ask, failed, process, text_of
@@ -33,7 +33,7 @@ def test_what_memory_has_no_room_for_lies_in_a_file(
     assert content.text.in_memory is None
     assert store.memory_bytes == 0
     assert content.original.data[:] == data
-    made = Process(Shared(store, TOOLS))
+    made = Process(ProcessParts(store, TOOLS))
     made.add(content, "test")
     page = ask(made, "read_fd", fd="fd:1")
     if content.raw is None:
@@ -129,7 +129,7 @@ def test_a_full_disk_is_an_error_and_no_content(
     def full(*_: object) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    made = Process(Shared(Store(max_memory=100), TOOLS))
+    made = Process(ProcessParts(Store(max_memory=100), TOOLS))
     monkeypatch.setattr(os, "write", full)
     answer = ask(made, "wrap_output", text="x" * size)
     monkeypatch.undo()

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from supervisor.llmfd import TOOLS, Content, FdError, Process, Shared, Store
+from supervisor.llmfd import TOOLS, Content, FdError, Process, ProcessParts, Store
 from supervisor.llmfd import store as store_module
 from supervisor.llmfd.blob_files import MOST_COPIED_BYTES
 from supervisor.llmfd.store import MOST_IN_MEMORY_BYTES
@@ -49,7 +49,7 @@ def test_what_came_first_moves_when_later_contents_need_the_room(
 
 def test_what_is_asked_for_stays() -> None:
     store = Store(max_memory=300)
-    process = Process(Shared(store, TOOLS))
+    process = Process(ProcessParts(store, TOOLS))
     for number in range(3):
         process.add(store.put(made_of(number, 100)), "test")
     ask(process, "read_fd", fd="fd:1")

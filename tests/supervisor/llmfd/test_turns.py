@@ -20,7 +20,7 @@ from supervisor.llmfd import (
     FdError,
     LlmFd,
     Process,
-    Shared,
+    ProcessParts,
     Store,
     store,
 )
@@ -321,7 +321,7 @@ def test_who_ends_while_a_content_is_finished_does_not_end_that(
 def test_a_token_is_unknown_while_a_piece_is_added_to_it(
     monkeypatch: pytest.MonkeyPatch, other: str
 ) -> None:
-    made = Process(Shared(Store(), {}, allowance=Allowance(100)))
+    made = Process(ProcessParts(Store(), {}, allowance=Allowance(100)))
     begun, store = made.begun, made.shared.store
     token = begun.put(None, b"first ")
     reserve = store.reserve
@@ -346,7 +346,7 @@ def test_a_token_is_unknown_while_a_piece_is_added_to_it(
 def test_a_piece_that_comes_while_its_process_ends_leaves_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    made = Process(Shared(Store(), {}, allowance=Allowance(100)))
+    made = Process(ProcessParts(Store(), {}, allowance=Allowance(100)))
     store = made.shared.store
     token = made.begun.put(None, b"first ")
     reserve = store.reserve

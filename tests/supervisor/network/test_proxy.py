@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from supervisor.network.hosts import Address
-from supervisor.network.proxy_dialogue import Asked, Dialogue, ProxyError
+from supervisor.network.proxy_dialogue import Dialogue, ProxyError, ProxyTarget
 from supervisor.network.proxy_http import MAX_HEAD_BYTES
 from supervisor.network.proxy_server import open_dialogue
 from supervisor.network.reasons import NetworkRefusal, Reason
@@ -17,7 +17,7 @@ from supervisor.network.reasons import NetworkRefusal, Reason
 END = b"\r\n\r\n"
 
 
-def asking(data: bytes, size: int = 1_000_000) -> tuple[Dialogue, Asked | None]:
+def asking(data: bytes, size: int = 1_000_000) -> tuple[Dialogue, ProxyTarget | None]:
     """Return the dialogue that bytes begin, and what they ask for, sent in pieces."""
     dialogue = open_dialogue(data[0])
     asked = None
@@ -61,7 +61,7 @@ def test_connect_asks_for_a_host(
 ) -> None:
     head = f"CONNECT {target} HTTP/1.1\r\nHost: {target}\r\nUser-Agent: x\r\n\r\n"
     dialogue, asked = asking(head.encode(), size)
-    assert asked == Asked(host, port)
+    assert asked == ProxyTarget(host, port)
     assert dialogue.accept() == b"HTTP/1.1 200 Connection established\r\n\r\n"
     assert dialogue.forward() == b""
     assert dialogue.forward(b"any\0bytes\n") == b"any\0bytes\n"
@@ -70,12 +70,12 @@ def test_connect_asks_for_a_host(
 def test_what_comes_behind_connect_goes_through_the_tunnel() -> None:
     head = b"CONNECT a.test:443 HTTP/1.1\r\nHost: a.test:443\r\n\r\n"
     dialogue, asked = asking(head + b"\x16\x03\x01\n")
-    assert asked == Asked("a.test", 443)
+    assert asked == ProxyTarget("a.test", 443)
     assert dialogue.forward() == b"\x16\x03\x01\n"
     assert dialogue.forward(b"more") == b"more"
 
 
-def forwarded(request: bytes, size: int = 1_000_000) -> tuple[Asked, bytes]:
+def forwarded(request: bytes, size: int = 1_000_000) -> tuple[ProxyTarget, bytes]:
     """Return what a request in absolute form asks for, and what the server gets."""
     dialogue, asked = asking(request, size)
     assert asked is not None
@@ -98,7 +98,7 @@ def test_a_url_is_asked_for_as_its_server_expects() -> None:
         b"X-Mine: 1\r\n"
         b"X-Yours: 2\r\n\r\n"
     )
-    assert asked == Asked("a.test", 8080)
+    assert asked == ProxyTarget("a.test", 8080)
     assert sent == (
         b"GET /x?y=1 HTTP/1.1\r\nHost: a.test:8080\r\nAccept: */*\r\nX-Yours: 2\r\n"
         b"Connection: close\r\n\r\n"
@@ -365,7 +365,7 @@ def test_socks_asks_for_a_host(
     greeting: bytes, request_: bytes, host: str | Address, size: int
 ) -> None:
     dialogue, asked = asking(greeting + request_, size)
-    assert asked == Asked(host, 443)
+    assert asked == ProxyTarget(host, 443)
     assert dialogue.take_reply() == b"\5\0"
     assert dialogue.take_reply() == b""
     assert dialogue.accept() == b"\5\0" + EMPTY_ADDRESS
@@ -376,7 +376,7 @@ def test_socks_asks_for_a_host(
 
 def test_what_comes_behind_the_socks_request_goes_through_the_tunnel() -> None:
     dialogue, asked = asking(GREETING + BY_NAME + b"early")
-    assert asked == Asked("a.test", 443)
+    assert asked == ProxyTarget("a.test", 443)
     assert dialogue.forward() + dialogue.forward(b" bytes") == b"early bytes"
 
 
@@ -384,7 +384,7 @@ def test_the_method_is_told_before_the_request_comes() -> None:
     dialogue, asked = asking(GREETING)
     assert asked is None
     assert dialogue.take_reply() == b"\5\0"
-    assert dialogue.receive(BY_NAME) == Asked("a.test", 443)
+    assert dialogue.receive(BY_NAME) == ProxyTarget("a.test", 443)
     assert dialogue.take_reply() == b""
 
 

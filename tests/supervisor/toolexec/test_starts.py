@@ -22,7 +22,7 @@ from protocol.toolexec import requests
 from supervisor.toolexec.execution import Execution
 from supervisor.toolexec.executions import ChildExecutions
 from supervisor.toolexec.settings import NotifyCommand
-from supervisor.toolexec.starts import LEAST_S, LOOK_S, Lookout, Start
+from supervisor.toolexec.starts import LEAST_S, LOOK_S, Start, StartWatch
 from supervisor.toolexec.wire import LOOK_PIECES, Wire
 from tests.helpers.spawning import stocked
 from tests.helpers.stage import eventually
@@ -323,7 +323,7 @@ async def test_what_is_left_of_a_time_limit(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     wire = Wire.__new__(Wire)
-    start, none = Start(Lookout(), wire, 10.0), Start(Lookout(), wire)
+    start, none = Start(StartWatch(), wire, 10.0), Start(StartWatch(), wire)
     await trio.sleep(4)
     assert (start.left_s, none.left_s) == (6.0, 0.0)
     await trio.sleep(7)
@@ -333,7 +333,7 @@ async def test_what_is_left_of_a_time_limit(
 async def test_who_looks_at_starts_sleeps_while_there_are_none(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    lookout = Lookout()
+    lookout = StartWatch()
     looks: list[float] = []
 
     class Looking(Start):

@@ -19,7 +19,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from supervisor.llmfd import TOOLS, Checkpoints, Process, Shared, Store
+from supervisor.llmfd import TOOLS, Checkpoints, Process, ProcessParts, Store
 from tests.helpers.children.checkpointer import EXPORTED
 from tests.helpers.command import read_until
 from tests.helpers.contents import asking, text_of
@@ -116,7 +116,9 @@ class Keeper:
 async def seen(where: Path) -> dict[str, str]:
     """Open the checkpoints anew and restore each; return label by id."""
     checkpoints = Checkpoints(str(where))
-    process = Process(Shared(Store(), TOOLS, checkpoints=checkpoints, owner="owner"))
+    process = Process(
+        ProcessParts(Store(), TOOLS, checkpoints=checkpoints, owner="owner")
+    )
     found = {}
     listed = await asking(process, "list_checkpoints")
     for row in listed:
