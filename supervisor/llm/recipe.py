@@ -119,6 +119,6 @@ def usable_recipe(agent: str) -> Recipe:
     recipe = read_recipe(agent)
     if recipe.reason:
         raise RecipeError(
-            f"cannot run {agent} behind the host's doors: {recipe.reason}"
+            f"cannot run {agent} with the host's model: {recipe.reason}"
         )
     return recipe
