@@ -75,7 +75,7 @@ class Host(Parts):
         |- door_sockets.run      programs of all children without FD 3
         |- child nursery
            |- child.run          one task a child: start, wait for its exit, clean up
-              |- session.run     its conversation's slow work
+              |- session.run     its session's slow work
               |- session.run     ... of each attached client
 
     Attributes:
@@ -150,7 +150,7 @@ class Host(Parts):
         return child
 
     async def begin(self, child: Child) -> None:
-        """Let a child live; returns when its conversation begins, or never will.
+        """Let a child live; returns when its session begins, or never will.
 
         Raises, cancellation: as ``spawn``.
         """

@@ -202,12 +202,12 @@ class _Path:
 
     methods: tuple[bytes, ...]
     has_version: Callable[[Head], bool]
-    read: Callable[[Head, _RequestHead], Request | Refusal]
+    read: Callable[[Head, _RequestParts], Request | Refusal]
     bad_version: Refusal = BAD_VERSION
 
 
 @dataclass(frozen=True, slots=True)
-class _RequestHead:
+class _RequestParts:
     """The id and form of a request.
 
     Attributes:
@@ -236,7 +236,7 @@ def check(
     path, query, exec_id = head.place
     try:
         form = toolexec_form.pairs(query, body)
-        return _PATHS[path].read(head, _RequestHead(exec_id, form))
+        return _PATHS[path].read(head, _RequestParts(exec_id, form))
     except toolexec_form.FormError as why:
         return bad_request(str(why))
 
@@ -276,7 +276,7 @@ def _is_streamable(head: Head) -> bool:
     return head.speaks == 2 and head.version != b"1.0"
 
 
-def _read_exec(head: Head, asked: _RequestHead) -> Request | Refusal:
+def _read_exec(head: Head, asked: _RequestParts) -> Request | Refusal:
     call = toolexec_form.call_of(asked.form)
     ids = head.values(b"x-aifo-exec-id")
     if len(ids) > 1 or not all(map(is_exec_id, ids)):
@@ -292,7 +292,7 @@ def _read_exec(head: Head, asked: _RequestHead) -> Request | Refusal:
     )
 
 
-def _read_replay(head: Head, asked: _RequestHead) -> Request | Refusal:
+def _read_replay(head: Head, asked: _RequestParts) -> Request | Refusal:
     if not is_exec_id(asked.exec_id):
         return bad_request("bad exec id")
     offset = toolexec_form.last(asked.form, b"from")
@@ -303,7 +303,7 @@ def _read_replay(head: Head, asked: _RequestHead) -> Request | Refusal:
     return Replay(asked.exec_id.decode(), int(offset), head.method == b"HEAD")
 
 
-def _read_signal(_head: Head, asked: _RequestHead) -> Request | Refusal:
+def _read_signal(_head: Head, asked: _RequestParts) -> Request | Refusal:
     exec_id = toolexec_form.last(asked.form, b"exec_id")
     if not exec_id:
         return bad_request("no exec_id")
@@ -316,7 +316,7 @@ def _read_signal(_head: Head, asked: _RequestHead) -> Request | Refusal:
     return Signal(exec_id.decode(), name.decode())
 
 
-def _read_notify(_head: Head, asked: _RequestHead) -> Request | Refusal:
+def _read_notify(_head: Head, asked: _RequestParts) -> Request | Refusal:
     command, args = toolexec_form.notification_of(asked.form)
     return Notify(_text(command), args)
 

@@ -19,7 +19,7 @@ import math
 import os
 import signal
 import socket
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from functools import partial
 from typing import TYPE_CHECKING, assert_never
 
@@ -369,12 +369,9 @@ class Child:
         """
         if self.process is None:
             return
-        with trio.move_on_after(SWEEP_TIMEOUT_S, shield=True):
-            try:
-                await self.process.wait_swept()
-            except LaunchpadLost:
-                if self.exit is not None:
-                    raise
+        # A launchpad that is lost is told by its launcher, and has ended its tree.
+        with trio.move_on_after(SWEEP_TIMEOUT_S, shield=True), suppress(LaunchpadLost):
+            await self.process.wait_swept()
 
     async def _enforce_end(self) -> None:
         """Kill the child if it outlives the grace period of a stop (spec S6)."""

@@ -14,6 +14,7 @@ from hostlib.user_values import (
     parse_period,
     parse_size,
 )
+from vfs.payload import PARTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -62,13 +63,14 @@ def odd_limits(section: LimitsSection) -> Iterator[tuple[str, str]]:
     for text in open_files_warnings(section.open_files_per_client):
         yield "open_files_per_client", text
     try:
-        is_small = parse_size(section.payload_budget) < parse_size(section.write)
+        part_bytes = parse_size(section.payload_budget) // PARTS
+        is_small = part_bytes < parse_size(section.write)
     except OptionError:
         return  # reported as a fault
     if is_small:
         text = (
-            f"{section.payload_budget} is less than write ({section.write}): what is"
-            " longer than that goes through a file on the disk, each time"
+            f"half of {section.payload_budget}, the part of one child, is less than"
+            f" write ({section.write}): what is longer goes through a file, each time"
         )
         yield "payload_budget", text
 

@@ -243,7 +243,7 @@ class Recorder(Protocol):
 
 
 class ControlServer:
-    """A control socket's connections, and the conversations on them.
+    """The connections of a control socket, and their orders.
 
     Args:
         host: whose log and journal are written.

@@ -2,7 +2,8 @@
 
 1. READY is sent when the configured children have begun and the sockets listen.
 2. A stop goes in order, reports overdue children after the grace period, kills, and
-   waits ``SETTLE_S`` more; it exits 0 only if no child had to be killed (spec S6).
+   waits ``SETTLE_S`` more, and ``SWEEP_TIMEOUT_S`` for a process that the kernel holds;
+   it exits 0 only if no child had to be killed (spec S6).
 3. A living host in the same directories ends it with status 1, faults of the
    configuration with 78: another start would not help.
 4. Objects of configured children are frozen as they begin: with 1,000, each of five

@@ -118,7 +118,5 @@ def usable_recipe(agent: str) -> Recipe:
     """
     recipe = read_recipe(agent)
     if recipe.reason:
-        raise RecipeError(
-            f"cannot run {agent} with the host's model: {recipe.reason}"
-        )
+        raise RecipeError(f"cannot run {agent} with the host's model: {recipe.reason}")
     return recipe

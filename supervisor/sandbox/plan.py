@@ -100,7 +100,7 @@ class Profile:
 
     Attributes:
         name: as the user writes it.
-        layers: that are asked for.
+        layers: the layers that a user asks for.
         required: of these, what the child is not started without.
         unix_sockets: it may make sockets of the family unix, which reach whatever of
             their paths it sees. FD 3 and pairs do not, but for pairs of datagrams.
@@ -135,7 +135,7 @@ class Walls:
     """The outcome of a profile for one child: its effective isolation.
 
     Attributes:
-        profile: that was asked for.
+        profile: the profile's name.
         network: ``none``, ``host``, ``rules`` or ``learn``: what it has.
         applied: (layer, detail), as the child said before its exec; without walls, as
             the list of calls says that it made.

@@ -35,7 +35,7 @@ class Finding:
         state: ``present``, ``missing`` or ``unknown``.
         detail: which version, which limit, why not.
         probed: the call that was tried.
-        without: the way of a host where it is missing.
+        without: the host's substitute where it is missing.
         is_needed: no host works without it.
     """
 

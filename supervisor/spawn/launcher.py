@@ -136,7 +136,8 @@ class Launcher:
             SpawnError: It did not; nothing is left of it.
             LaunchpadLost: No child can be started any more.
 
-        Cancellation: a child that was started all the same is killed.
+        Cancellation: a child that was started all the same is killed, and waited for, 2 s
+        at most.
         """
         try:
             return await self._spawn(request)
@@ -151,15 +152,15 @@ class Launcher:
             await self._room.acquire()
         try:
             ident, record = await self._ask(request)
+        except BaseException:
+            self._room.release()
+            raise
+        try:
             try:
                 with trio.move_on_after(SPAWN_TURN_S):
                     await record.started.wait()
-            except BaseException:
-                await self._abandon(ident, record)
-                raise
-        finally:
-            self._room.release()
-        try:
+            finally:
+                self._room.release()
             born = await self.await_start(request, record)
         except BaseException:
             await self._abandon(ident, record)

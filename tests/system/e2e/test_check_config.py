@@ -146,8 +146,8 @@ def test_a_file_without_an_end_is_not_read_to_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("limits", "said"),
     [
-        ("payload_budget = '8M'", "8M is less than write (16M): what is longer than"),
-        ("write = '1G'", "64M is less than write (1G): what is longer than"),
+        ("payload_budget = '31M'", "half of 31M, the part of one child, is less than"),
+        ("write = '1G'", "half of 64M, the part of one child, is less than write (1G)"),
     ],
 )
 def test_payloads_that_never_fit_into_memory_are_told(
