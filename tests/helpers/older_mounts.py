@@ -60,7 +60,7 @@ patch, how, *command = sys.argv[1:]
 code = f"exec({patch!r}); patch({how})"
 exec(code)
 from supervisor.spawn.launchpad import start
-start._BOOT = start._BOOT.replace("; from", f"; {code}; from")
+start._BOOT += f" {code};"
 sys.argv = command
 runpy.run_path(command[0], run_name="__main__")
 """

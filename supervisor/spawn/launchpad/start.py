@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 
 # Imported and not run by path: an import is compiled once, a script at every start.
 # The directory comes last, so nothing beside the package can pose as the library.
-_BOOT = "import sys; sys.path.append(sys.argv[1]); from {} import main; main()"
-
+_BOOT = "import sys; sys.path.append(sys.argv[1]);"
 
 _LAUNCHPAD = "supervisor.spawn.launchpad.main"
 
@@ -114,7 +113,7 @@ def start_program(
         setsid: it gets a kernel session of its own.
     """
     root = os.path.abspath(__file__).rpartition("/supervisor/")[0]
-    boot = _BOOT.format(module)
+    boot = f"{_BOOT} from {module} import main; main()"
     return os.posix_spawn(
         sys.executable,
         [sys.executable, "-I", "-S", "-c", boot, root, *words],

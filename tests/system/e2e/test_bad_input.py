@@ -329,7 +329,7 @@ def test_a_host_that_may_make_no_file_starts_children(profile: str) -> None:
     )
 
 
-@pytest.mark.parametrize("descriptors", [8, 12, 16])
+@pytest.mark.parametrize("descriptors", [9, 13, 17])
 def test_too_few_descriptors_are_said(descriptors: int) -> None:
     outcome = shell(f"ulimit -n {descriptors}; exec $S run -- true")
     if outcome.status == 0:
