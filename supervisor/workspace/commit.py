@@ -89,7 +89,6 @@ class Commits:
         self._held = held
         # Objects that an undone commit could not bring back: path -> path where it is.
         self._aside: dict[bytes, bytes] = {}
-        self._lost: StagingGoneError | None = None
 
     def commit(self, selection: CommitSelection, *, is_dry: bool) -> CommitResult:
         """Bring what is chosen to the base, or nothing of it.
@@ -168,6 +167,7 @@ class Commits:
             Whether its changes are in the base now; None if there was none.
 
         Raises:
+            CommitGivenUpError: it could be neither done nor undone; it is over.
             OSError: it cannot be ended now.
         """
         is_applied = self._end_cut()
@@ -185,15 +185,12 @@ class Commits:
             try:
                 return Committer(self._held, trees, self._aside).end_cut(journal)
             except StagingGoneError as why:
-                self._lost = why
+                raise CommitGivenUpError(why) from None
             except BaseChangedError:
-                pass
-            return False
+                return False
 
     def text_of_undone(self) -> str:
         """Return how ``finish`` has ended a commit that is not in the base."""
-        if self._lost is not None:
-            return f"given up: {self._lost}"
         texts = [
             f"{os.fsdecode(one.path)!r}: {one.reason}"
             for one in self._conflicts_aside()
@@ -205,7 +202,18 @@ class StagingGoneError(BaseChangedError):
     """The staging directory of a commit is gone: it can be neither done nor undone."""
 
     def __init__(self, path: bytes) -> None:
-        super().__init__(path, f"it is gone, and what it replaced with it; {_IN_PART}")
+        text = "it is gone, with what the commit had replaced"
+        super().__init__(path, f"{text}; the base may have a part of the commit")
+
+
+class CommitGivenUpError(WorkspaceError):
+    """A commit that was cut is over: a part of it may be in the base.
+
+    It is raised once: the next command finds no commit.
+    """
+
+    def __init__(self, why: StagingGoneError) -> None:
+        super().__init__(f"a commit that was interrupted was given up: {why}")
 
 
 class UnfinishedCommitError(WorkspaceError):
@@ -239,7 +247,7 @@ class Committer:
         again from the first: a step that was done is known by the inode that it moved.
      3. Replaced and removed objects stay in the staging directory until all is synced.
      4. Between two syncs a disk may keep any of the steps. A step in a directory that was
-        moved counts on the move, and comes after a sync.
+        moved, or that sets its mode, counts on the move, and comes after a sync.
 
     Args:
         aside: is filled when a commit is undone: path of what could not go back to its
@@ -346,8 +354,8 @@ class Committer:
         moved: list[bytes] = []
         try:
             for number, step in enumerate(journal.steps):
-                if any(is_beneath(step.path, path) for path in moved):
-                    # After a power cut what is done in it is looked for at its new path.
+                if any(step.path == one or is_beneath(step.path, one) for one in moved):
+                    # After a power cut what is done to it is looked for at its new path.
                     sync_file_system(self._base)
                     moved.clear()
                 steps.do(number, step)

@@ -120,9 +120,7 @@ class Steps:
             with self._directory(join(where, name)) as place:
                 self._undo_in(step, *place)
         except BaseChangedError:  # its directory is not there any more
-            if not isinstance(step, Put | Take) or step.expected is None:
-                return
-            if _inode(self._staging, step.staged) == step.expected.inode:
+            if isinstance(step, Put | Take) and self._holds_old(step):
                 self._put_aside(step)
 
     def _record_directory(self, number: int, path: bytes, directory: int) -> None:
@@ -172,11 +170,11 @@ class Steps:
         """Return what did not go back to its place: path -> path where it is."""
         found = {}
         for step in steps:
-            if not isinstance(step, Put | Take) or step.expected is None:
+            if not isinstance(step, Put | Take):
                 continue
             for path in self._paths_aside(step):
                 with contextlib.suppress(BaseChangedError), self._directory(path) as at:
-                    if _inode(*at) == step.expected.inode:
+                    if _is_old(step, _inode(*at)):
                         found[step.path] = path
         return found
 
@@ -201,7 +199,7 @@ class Steps:
             case Put():
                 self._undo_put(step, directory, name)
             case Take():
-                if self._holds_taken(step):
+                if self._holds_old(step):
                     self._undo_take(step, directory, name)
             case SetMode():
                 with contextlib.suppress(BaseChangedError):
@@ -222,7 +220,7 @@ class Steps:
         old = step.expected
         if old is None or (is_saved_over and not stat.S_ISDIR(old.mode)):
             return False
-        return _inode(self._staging, step.staged) == old.inode
+        return self._holds_old(step)
 
     def _put(self, step: Put, directory: int, name: bytes) -> None:
         is_done = _inode(directory, name) == step.inode
@@ -303,20 +301,16 @@ class Steps:
     def _take(self, step: Take, directory: int, name: bytes) -> None:
         if self._is_moved_on(step):
             return
-        if not self._holds_taken(step):
+        if not self._holds_old(step):
             with _base_changed(step.path, _REMOVED, errno.EEXIST):
                 rename(directory, name, self._staging, step.staged, RENAME_NOREPLACE)
         if not self._is_out(step.staged, step.expected):
             self._undo_take(step, directory, name)
             raise BaseChangedError(step.path, _CHANGED)
 
-    def _holds_taken(self, step: Take) -> bool:
-        """Tell whether the staging directory has what came out of a step's path.
-
-        That of a directory that moves on has by its name also what is replaced there.
-        """
-        inode = _inode(self._staging, step.staged)
-        return inode == step.expected.inode if step.goes_to else inode >= 0
+    def _holds_old(self, step: Put | Take) -> bool:
+        """Tell whether the staging directory has what came out of a step's path."""
+        return _is_old(step, _inode(self._staging, step.staged))
 
     def _is_moved_on(self, step: Take) -> bool:
         if step.goes_to is None:
@@ -449,6 +443,23 @@ def _is_edited(step: Put, directory: int, name: bytes) -> bool:
     except FileNotFoundError:
         return False
     return status.st_ino == step.inode and content_of(status) != step.content
+
+
+def _is_old(step: Put | Take, inode: int) -> bool:
+    """Tell whether an inode, -1 for none, is of what a step took out of the base.
+
+    That may be a newer file than was expected. A directory that moves on has one name in
+    the staging directory for two steps, so there only the expected one counts.
+    """
+    if step.expected is None:
+        return False
+    if isinstance(step, Put):
+        is_shared, is_new = step.is_moved, inode == step.inode
+    else:
+        is_shared, is_new = step.goes_to is not None, False
+    if is_shared:
+        return inode == step.expected.inode
+    return inode >= 0 and not is_new
 
 
 def _inode(directory: int, name: bytes) -> int:

@@ -68,7 +68,9 @@ def drop_unused(use: WorkspaceUse) -> None:
         contextlib.suppress(WorkspaceError, OSError),
         Workspace(use.state_dir, use.name, PATIENCE_S) as workspace,
     ):
-        if not workspace.changes():
+        # A cut commit is ended by a command that can tell how.
+        is_cut = workspace.directory.read("commit") is not None
+        if not (is_cut or workspace.changes()):
             _drop(workspace, use)
 
 
@@ -103,6 +105,8 @@ class _Outcome:
         is_others = bool(workspace.directory.user())
         if is_others and status == _HOST_FAILED:
             return
+        if text := workspace.finish_and_word():
+            self._tell(text)
         if not is_others:
             self._finish_restore()
         changed = len(workspace.changes() if is_others else workspace.end_run())

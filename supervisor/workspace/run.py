@@ -287,7 +287,7 @@ def mount_for_child(
         owners: as of ``overlay.copy_layers``.
 
     Raises:
-        WorkspaceError: it is not there, or somebody has it.
+        WorkspaceError: it is not there, or somebody has it, or a cut commit was given up.
         OSError: the mount cannot be made; the text says what takes its place.
     """
     is_root = os.geteuid() == 0
@@ -350,7 +350,8 @@ def record_end(use: WorkspaceUse, *, is_last: bool) -> tuple[Row, ...]:
         is_last: no other child has it.
 
     Raises:
-        WorkspaceError: it is not there any more, or a command has held it for too long.
+        WorkspaceError: it is not there any more, or a command has held it for too long,
+            or a cut commit was given up.
         OSError: something in it cannot be read.
     """
     with Workspace(use.state_dir, use.name, PATIENCE_S) as workspace:
@@ -366,13 +367,16 @@ def drop_ended(use: WorkspaceUse) -> int | None:
         None if it stays: something was changed in it, or another child has it.
 
     Raises:
-        WorkspaceError: it is not there any more, or a command has held it for too long.
+        WorkspaceError: it is not there any more, or a command has held it for too long,
+            or a cut commit is not in the base.
         OSError: something in it cannot be read or removed.
     """
     with Workspace(use.state_dir, use.name, PATIENCE_S) as workspace:
         changed = len(workspace.changes())
         if workspace.directory.user() or (changed and use.drop != "always"):
             return None
+        if text := workspace.finish_and_word():
+            raise WorkspaceError(text)
         workspace.discard()
         return changed
 

@@ -17,6 +17,7 @@ import msgspec
 
 from hostlib.linux.files import DIRECTORY, closing_fd
 from supervisor.sandbox.scratch import remove_tree
+from supervisor.workspace.commit import CommitGivenUpError
 from supervisor.workspace.commit_journal import STAGING_PREFIX, CommitJournal
 from supervisor.workspace.directory import (
     HALF,
@@ -43,13 +44,13 @@ class Leftover(NamedTuple):
         path: of it.
         what: it is.
         workspace: whose commit it is; "" for what is to be removed, or left alone.
-        is_removed: it is to be removed.
+        is_removable: it is to be removed.
     """
 
     path: str
     what: str
     workspace: str = ""
-    is_removed: bool = False
+    is_removable: bool = False
 
 
 def sweep_workspaces(state_dir: str) -> Iterator[str]:
@@ -57,7 +58,7 @@ def sweep_workspaces(state_dir: str) -> Iterator[str]:
     for left in find_left(state_dir):
         if left.workspace:
             yield f"{left.what}: {left.path} ({_finish(state_dir, left.workspace)})"
-        elif left.is_removed:
+        elif left.is_removable:
             yield _remove(left)
         else:
             how = "left alone; another state directory may have it"
@@ -99,7 +100,7 @@ def _find_halves(state_dir: str) -> Iterator[Leftover]:
                 continue
             if not _is_locked(path):
                 what = "a workspace that was half made or half discarded"
-                yield Leftover(path, what, is_removed=True)
+                yield Leftover(path, what, is_removable=True)
 
 
 def find_left(state_dir: str) -> Iterator[Leftover]:
@@ -168,6 +169,8 @@ def _finish(state_dir: str, name: str) -> str:
             workspace.directory.check_idle()
             is_applied = workspace.finish_commit()
             undone = workspace.text_of_undone()
+    except CommitGivenUpError as why:
+        return str(why)
     except (WorkspaceError, OSError) as why:
         return f"not ended: {why}"
     if is_applied is None:

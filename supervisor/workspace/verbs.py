@@ -396,11 +396,11 @@ def _open_workspace(state_dir: str, name: str) -> Iterator[tuple[Workspace, list
 def end_cut(found: Workspace) -> list[str]:
     """End a commit that was interrupted; return what a person is to be told.
 
-    Of that commit where it was undone, and of what the last run has left.
+    Of that commit where it is not in the base, and of what the last run has left.
     """
     texts = []
-    if found.finish_commit() is False:
-        texts.append(f"a commit that was interrupted was {found.text_of_undone()}")
+    if text := found.finish_and_word():
+        texts.append(text)
     if found.is_cut_off():
         text = "its last run (durable = false) was cut off before it was synced"
         how = "if the machine went down, what was written may be damaged"

@@ -15,7 +15,12 @@ from typing import IO, TYPE_CHECKING, Self
 
 from supervisor.workspace import branches
 from supervisor.workspace.changes import Row, compare_views
-from supervisor.workspace.commit import CommitResult, Commits, UnfinishedCommitError
+from supervisor.workspace.commit import (
+    CommitGivenUpError,
+    CommitResult,
+    Commits,
+    UnfinishedCommitError,
+)
 from supervisor.workspace.commit_settlement import prune_later
 from supervisor.workspace.directory import BaseGoneError, InUseError, WorkspaceError
 from supervisor.workspace.held_workspace import HeldWorkspace
@@ -172,9 +177,23 @@ class Workspace:
             Whether its changes are in the base now; None if there was none.
 
         Raises:
+            CommitGivenUpError: it could be neither done nor undone; it is over.
             OSError: it cannot be ended now.
         """
         return self._commits.finish()
+
+    def finish_and_word(self) -> str:
+        """End a commit as ``finish_commit``; word one that is not in the base, else "".
+
+        Raises:
+            OSError: it cannot be ended now.
+        """
+        try:
+            is_undone = self.finish_commit() is False
+        except CommitGivenUpError as why:
+            return str(why)
+        text = f"a commit that was interrupted was {self.text_of_undone()}"
+        return text if is_undone else ""
 
     def text_of_undone(self) -> str:
         """Return how ``finish_commit`` has ended a commit that is not in the base."""
@@ -200,7 +219,7 @@ class Workspace:
         """Remove the workspace and all that was changed in it.
 
         Returns:
-            A text of what a cut commit, which cannot be ended, leaves; else "".
+            A text of a cut commit that is not in the base; else "".
 
         Raises:
             InUseError: a child has it.
@@ -210,7 +229,7 @@ class Workspace:
         self.directory.check_idle()
         left = ""
         try:
-            self.finish_commit()
+            left = self.finish_and_word()
         except BaseGoneError:
             pass
         except UnfinishedCommitError as why:

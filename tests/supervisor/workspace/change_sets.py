@@ -75,6 +75,7 @@ def _moved_base(top: Path) -> None:
 
 def _moved_child(top: Path) -> None:
     (top / "moved").rename(top / "renamed")
+    (top / "renamed").chmod(0o700)
     (top / "renamed/in").rename(top / "renamed/inner")
     write(top / "renamed/one", "changed\n")
     (top / "renamed/two").unlink()

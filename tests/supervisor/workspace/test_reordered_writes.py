@@ -228,8 +228,9 @@ def test_a_commit_that_is_undone_with_some_renames_on_the_disk_leaves_the_old_ba
 
 
 # spec WS12, WS12a
+@pytest.mark.parametrize("lost", [b"d", b"e"])
 def test_what_was_done_in_a_moved_directory_is_found_where_the_move_was_lost(
-    place: Scene, monkeypatch: pytest.MonkeyPatch
+    place: Scene, monkeypatch: pytest.MonkeyPatch, lost: bytes
 ) -> None:
     disk = Disk(monkeypatch)
     sync = FIRST_SYNC
@@ -240,6 +241,7 @@ def test_what_was_done_in_a_moved_directory_is_found_where_the_move_was_lost(
         place.make()
         with place.run() as top:
             (top / "d").rename(top / "e")
+            (top / "e").chmod(0o700)
             (top / "e/in").rename(top / "e/inner")
             after = facts_of(top)
         place.end_run()
@@ -248,7 +250,7 @@ def test_what_was_done_in_a_moved_directory_is_found_where_the_move_was_lost(
                 workspace.commit(selection())
             break
         except PowerCutError:
-            disk.lose(lambda one: b"d" in {one.from_name, one.to_name})
+            disk.lose(lambda one: lost in {one.from_name, one.to_name})
         do_verb(str(place.state), "list", {})
         assert facts_of(place.base) in (before, after), sync
         sync += 1

@@ -4,6 +4,8 @@ import errno
 import os
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +13,12 @@ import pytest
 
 from supervisor.workspace import commit_steps as steps_module
 from supervisor.workspace.commit import CommitResult, Committer
-from supervisor.workspace.directory import WorkspaceDirectory
+from supervisor.workspace.directory import WorkspaceDirectory, WorkspaceError
 from supervisor.workspace.linux import rename
+from supervisor.workspace.outcome import drop_unused, end_run
+from supervisor.workspace.run import drop_ended, mount_for_child, record_end
+from supervisor.workspace.sweep import sweep_workspaces
+from supervisor.workspace.use import WorkspaceUse
 from supervisor.workspace.verbs import VerbError, do_verb, end_cut
 from tests.supervisor.workspace.scene import Scene, selection, tree_of, write
 
@@ -284,6 +290,31 @@ def test_a_file_that_is_saved_just_before_its_step_comes_back_after_a_cut(
     assert texts == dict.fromkeys("abr", "old\n") | {path: "operator's\n"}
 
 
+# spec WS12
+@pytest.mark.parametrize("path", ["d/a", "d/r"])
+@pytest.mark.parametrize("is_in_use", [False, True])
+def test_a_file_that_is_saved_just_before_its_step_is_kept_where_its_directory_goes(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, path: str, *, is_in_use: bool
+) -> None:
+    for name in ("d/a", "d/r"):
+        write(scene.base / name, "old\n")
+    scene.make()
+    with scene.run() as top:
+        write(top / "d/a", "new\n")
+        (top / "d/r").unlink()
+    scene.end_run()
+    name = os.path.basename(path)
+    edit = partial(save_by_rename, scene.base / path)
+    cut_commit(scene, monkeypatch, name.encode(), edit, is_in_use=is_in_use)
+    shutil.rmtree(scene.base / "d")
+    with scene.open() as workspace:
+        [note] = end_cut(workspace)
+    [aside] = scene.base.glob(f"{name}.undone-*")
+    assert aside.read_text() == "operator's\n"
+    assert f"'{path}': " in note
+    assert aside.name in note
+
+
 def find_stage(scene: Scene) -> Path:
     """Return the staging directory of a commit that was cut."""
     places = (scene.base, scene.upper.parent)
@@ -294,6 +325,13 @@ def find_stage(scene: Scene) -> Path:
 def stage_in(monkeypatch: pytest.MonkeyPatch, holder: str) -> None:
     """Have commits stage in the base, as where that is a mount of its own, or not."""
     monkeypatch.setattr(Committer, "find_holder", lambda _: holder)
+
+
+def given_up(stage: Path) -> str:
+    """Return how a commit is told whose staging directory is gone."""
+    text = f"a commit that was interrupted was given up: '{stage}': it is gone"
+    what = "with what the commit had replaced"
+    return f"{text}, {what}; the base may have a part of the commit"
 
 
 # spec WS12, WS14
@@ -307,13 +345,99 @@ def test_a_cut_commit_whose_stage_is_gone_is_given_up_and_told(
     stage = find_stage(edited)
     shutil.rmtree(stage)
     [note] = do_verb(str(edited.state), "list", {}).notes
-    assert f"interrupted was given up: '{stage}': it is gone, and what" in note
-    assert note.endswith("a part of it is in the base")
+    assert note == f"w: {given_up(stage)}"
     assert edited.rows() == [("b", "modified"), ("r", "deleted")]
     with edited.open() as workspace:
         assert workspace.commit(selection()).applied == (b"b", b"r")
     assert (edited.base / "a").read_text() == "new\n"
     assert tree_of(edited.base) == edited.seen()
+
+
+def start_child(use: WorkspaceUse) -> list[str]:
+    with pytest.raises(WorkspaceError) as raised:
+        mount_for_child(use, "child-1")
+    mount_for_child(use, "child-1").close()
+    return [str(raised.value)]
+
+
+def end_child(use: WorkspaceUse) -> list[str]:
+    with pytest.raises(WorkspaceError) as raised:
+        record_end(use, is_last=True)
+    assert [row.path for row in record_end(use, is_last=True)] == [b"b", b"r"]
+    return [str(raised.value)]
+
+
+def drop_with_child(use: WorkspaceUse) -> list[str]:
+    with pytest.raises(WorkspaceError) as raised:
+        drop_ended(replace(use, drop="always"))
+    assert drop_ended(replace(use, drop="always")) == 2
+    return [str(raised.value)]
+
+
+def end_command(use: WorkspaceUse) -> list[str]:
+    said: list[str] = []
+    end_run(use, 0, "never", said.append, lambda *_, **__: None)
+    assert said.pop() == "workspace w: 2 changed; 'sandhost workspace diff w'"
+    return [one.removeprefix("workspace w: ") for one in said]
+
+
+def discard(use: WorkspaceUse) -> list[str]:
+    notes = do_verb(use.state_dir, "discard", {"name": "w"}).notes
+    return [one.removeprefix("w: ") for one in notes]
+
+
+def sweep(use: WorkspaceUse) -> list[str]:
+    path = os.path.join(use.state_dir, "workspaces/w")
+    start = f"a commit that was interrupted: {path} ("
+    return [
+        one.removeprefix(start).removesuffix(")")
+        for one in sweep_workspaces(use.state_dir)
+    ]
+
+
+# spec WS12
+@pytest.mark.parametrize(
+    "work", [start_child, end_child, drop_with_child, end_command, discard, sweep]
+)
+def test_each_that_gives_up_a_cut_commit_tells_it(
+    edited: Scene,
+    monkeypatch: pytest.MonkeyPatch,
+    work: Callable[[WorkspaceUse], list[str]],
+) -> None:
+    stage_in(monkeypatch, "base")
+    cut_commit(edited, monkeypatch, b"b")
+    stage = find_stage(edited)
+    shutil.rmtree(stage)
+    use = WorkspaceUse("w", str(edited.base), "review", str(edited.state))
+    assert work(use) == [given_up(stage)]
+
+
+# spec WS12
+def test_a_discard_tells_what_a_commit_that_it_undoes_could_not_bring_back(
+    changed: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(PowerCutError):
+        commit_and_undo(changed, monkeypatch, make_file, is_cut=True)
+    [note] = do_verb(str(changed.state), "discard", {"name": "w"}).notes
+    [aside] = changed.base.rglob("*.undone-*")
+    assert str(aside.relative_to(changed.base)) in note
+
+
+# spec WS12
+def test_a_refused_run_leaves_a_cut_commit_to_a_command_that_tells_its_end(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(scene.base / "a", "old\n")
+    scene.make()
+    with scene.run() as top:
+        write(top / "a", "new\n")
+    scene.end_run()
+    stage_in(monkeypatch, "base")
+    cut_commit(scene, monkeypatch, b"a", lambda: None)
+    stage = find_stage(scene)
+    shutil.rmtree(stage)
+    drop_unused(WorkspaceUse("w", str(scene.base), "review", str(scene.state)))
+    assert do_verb(str(scene.state), "list", {}).notes == [f"w: {given_up(stage)}"]
 
 
 # spec WS12
