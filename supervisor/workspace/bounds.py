@@ -33,7 +33,10 @@ PAUSE_S = 0.1
 
 LONGEST_PAUSE_S = 5.0
 PAUSE_COUNTS = 20
-"""Pause in lengths of the last count: counts use at most a twentieth of a thread."""
+"""Pause in lengths of the last count: counts use at most a twentieth of a thread.
+
+On a disk below its reserve the pause has one such length, and counts use half of one.
+"""
 
 _BYTES_PER_S = 4 << 30
 """More than a disk writes today: room for this is not used up before the next look."""
@@ -124,7 +127,9 @@ class LayerBounds:
         if free >= kept:
             self._low = None
             return None
+        began_s = time.monotonic()
         found = _count(upper)
+        self._pause_s = max(PAUSE_S, time.monotonic() - began_s)
         if found is None:
             return None
         if self._low is not None and found.size_bytes > self._low:
