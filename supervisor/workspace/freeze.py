@@ -17,6 +17,7 @@ import contextlib
 import os
 from typing import IO, TYPE_CHECKING
 
+from hostlib.linux.files import closing_fd
 from hostlib.linux.processes import exit_status
 from supervisor.spawn.launchpad.start import start_program
 from supervisor.workspace import freeze_guard
@@ -59,42 +60,55 @@ def guarded_stop(
     """
     stopped = StoppedProcesses(device, firsts)
     guard, answers, end = _start_guard(device, firsts, lock)
-    try:
-        with open(answers, "rb") as lines:
-            _wait_stopped(lines, stopped)
-        yield
-    finally:
-        os.close(end)
-        if exit_status(guard) != 0:
-            stopped.resume()
-        os.close(guard)
+    with closing_fd(guard):
+        try:
+            with open(answers, "rb") as lines:
+                _wait_stopped(lines, stopped)
+            yield
+        finally:
+            os.close(end)
+            if not _has_ended_well(guard):
+                stopped.resume()
 
 
 def _start_guard(
     device: bytes, firsts: Collection[ProcessIdentity], lock: int
 ) -> tuple[int, int, int]:
     """Return the pidfd of a new guard, where it answers, and what ends it if closed."""
-    answers, answers_in = os.pipe2(os.O_CLOEXEC)
-    end_out, end = os.pipe2(os.O_CLOEXEC)
     words = [os.fsdecode(device), str(STOP_TIMEOUT_S)]
     words += [f"{pid}:{start}" for pid, start in firsts]
-    free = max(2, answers_in, end_out, lock) + 1
-    files = (
-        (os.POSIX_SPAWN_DUP2, lock, free),
-        (os.POSIX_SPAWN_DUP2, end_out, END),
-        (os.POSIX_SPAWN_DUP2, answers_in, ANSWERS),
-        (os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0),
-    )
-    try:
+    with contextlib.ExitStack() as its, contextlib.ExitStack() as undoing:
+        answers, answers_in = os.pipe2(os.O_CLOEXEC)
+        its.callback(os.close, answers_in)
+        undoing.callback(os.close, answers)
+        end_out, end = os.pipe2(os.O_CLOEXEC)
+        its.callback(os.close, end_out)
+        undoing.callback(os.close, end)
+        free = max(2, answers_in, end_out, lock) + 1
+        files = (
+            (os.POSIX_SPAWN_DUP2, lock, free),
+            (os.POSIX_SPAWN_DUP2, end_out, END),
+            (os.POSIX_SPAWN_DUP2, answers_in, ANSWERS),
+            (os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0),
+        )
         pid = start_program(freeze_guard.__name__, words, files)
-        return os.pidfd_open(pid), answers, end
-    except BaseException:
-        os.close(answers)
-        os.close(end)
-        raise
-    finally:
-        os.close(answers_in)
-        os.close(end_out)
+        try:
+            guard = os.pidfd_open(pid)
+        except OSError:
+            undoing.close()  # so it ends, and lets all go on
+            with contextlib.suppress(ChildProcessError):
+                os.waitid(os.P_PID, pid, os.WEXITED)
+            raise
+        undoing.pop_all()
+    return guard, answers, end
+
+
+def _has_ended_well(guard: int) -> bool:
+    """Wait for a guard's end; tell whether it has let all go on."""
+    try:
+        return exit_status(guard) == 0
+    except ChildProcessError:  # its host has reaped it, when its launchpad ended
+        return False
 
 
 def _wait_stopped(lines: IO[bytes], stopped: StoppedProcesses) -> None:
@@ -106,4 +120,4 @@ def _wait_stopped(lines: IO[bytes], stopped: StoppedProcesses) -> None:
         if word == REFUSED:
             raise FreezeError(rest.decode(errors="replace"))
         stopped.add(word, rest)
-    raise FreezeError("cannot stop the child: its guard was killed; try again")
+    raise FreezeError("cannot stop the child: its guard has ended; try again")

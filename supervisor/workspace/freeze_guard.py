@@ -340,7 +340,6 @@ def _has_ended(timeout_ms: int) -> bool:
 def main() -> None:
     """Stop the processes that see a mount, until the command ends."""
     prctl(PR_SET_DUMPABLE, 0)
-    os.setpgid(0, 0)  # a terminal's signals are not for it
     for number in _IGNORED:
         _signal.signal(number, _signal.SIG_IGN)
     device, timeout_s, *firsts = sys.argv[2:]

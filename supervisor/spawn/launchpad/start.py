@@ -90,7 +90,7 @@ def add_launchpad() -> LaunchpadProcess:
             (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0),
         )
         # The last word says whose it is, when its parent changed.
-        pid = start_program(_LAUNCHPAD, [str(os.getpid())], files, setsid=True)
+        pid = start_program(_LAUNCHPAD, [str(os.getpid())], files, has_session=True)
     ours.setblocking(False)
     return LaunchpadProcess(pid, _open_pidfd(pid, ours), ours)
 
@@ -100,7 +100,7 @@ def start_program(
     words: Sequence[str],
     files: Sequence[tuple[int, ...] | tuple[int, int, str, int, int]],
     *,
-    setsid: bool = False,
+    has_session: bool = False,
 ) -> int:
     """Start the ``main`` of a module in an interpreter of its own; return its pid.
 
@@ -110,8 +110,10 @@ def start_program(
         module: it imports light parts of the standard library alone.
         words: its arguments, from ``sys.argv[2]`` on.
         files: its descriptors, as ``file_actions`` of ``os.posix_spawn``.
-        setsid: it gets a kernel session of its own.
+        has_session: it gets a kernel session of its own; else a group alone, which gets
+            no signal of a terminal either.
     """
+    apart = {"setsid": True} if has_session else {"setpgroup": 0}
     root = os.path.abspath(__file__).rpartition("/supervisor/")[0]
     boot = f"{_BOOT} from {module} import main; main()"
     return os.posix_spawn(
@@ -119,7 +121,7 @@ def start_program(
         [sys.executable, "-I", "-S", "-c", boot, root, *words],
         _environment(),
         file_actions=files,
-        setsid=setsid,
+        **apart,
     )
 
 

@@ -1,6 +1,7 @@
 """``--freeze``: a child stops while a command looks, and goes on in any case."""
 
 import contextlib
+import errno
 import fcntl
 import os
 import shlex
@@ -17,10 +18,13 @@ import pytest
 
 from hostlib.linux.files import DIRECTORY, closing_fd
 from hostlib.linux.processes import children_of, stat_fields
+from supervisor.spawn.launchpad.start import start_program
+from supervisor.workspace import freeze_guard
 from supervisor.workspace.freeze import FreezeError, guarded_stop
 from supervisor.workspace.workspace import Workspace
 from tests.helpers.command import ENVIRONMENT, SANDHOST, Outcome, sandhost
 from tests.helpers.daemon import Daemon, daemon
+from tests.helpers.leaks import no_descriptor_left
 from tests.helpers.rounds import LONG
 from tests.system.e2e.test_workspace import Place
 
@@ -399,6 +403,61 @@ def test_processes_that_cannot_be_seen_are_told_of() -> None:
         guarded_stop(nothing, [(os.getpid(), 1)], lock.fileno()),
     ):
         pass
+
+
+# spec WS8
+def test_a_guard_that_its_host_has_reaped_leaves_no_child_stopped(place: Place) -> None:
+    with at_work(place, f"echo ready; {COUNT}"):
+        wait_until_counted(place, 0)
+        before = {*children_of(os.getpid())}
+        with stopped(place):
+            first = counted(place)
+            [guard] = {*children_of(os.getpid())} - before
+            os.kill(guard, signal.SIGKILL)
+            os.waitid(os.P_PID, guard, os.WEXITED)
+            assert counted(place) == first
+        wait_until_counted(place, first)
+
+
+def stop_nothing(lock: int) -> None:
+    """Stop the processes of a mount that is not there."""
+    with guarded_stop(b"9999:9999", [(os.getpid(), 1)], lock):
+        pass
+
+
+# I1: the leak check of these tests looks.
+def test_a_stop_that_gets_too_few_descriptors_holds_none() -> None:
+    with open(os.devnull, "rb") as lock:
+        for left in range(1, 4):  # it needs two pipes
+            with (
+                pytest.raises(OSError, match="Too many open files"),
+                no_descriptor_left(left),
+            ):
+                stop_nothing(lock.fileno())
+
+
+# I1
+def test_a_guard_for_which_no_descriptor_is_left_is_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*_: object) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(os, "pidfd_open", refuse)
+    with (
+        open(os.devnull, "rb") as lock,
+        pytest.raises(OSError, match="Too many open files"),
+    ):
+        stop_nothing(lock.fileno())
+
+
+# spec WS8: a terminal sends its signals to a group.
+def test_a_guard_is_in_a_group_of_its_own_from_the_beginning() -> None:
+    files = [(os.POSIX_SPAWN_OPEN, fd, os.devnull, os.O_RDWR, 0) for fd in range(3)]
+    words = ["9999:9999", "1", f"{os.getpid()}:1"]
+    guard = start_program(freeze_guard.__name__, words, files)
+    assert os.getpgid(guard) == guard
+    os.waitid(os.P_PID, guard, os.WEXITED)
 
 
 AGENT = """
