@@ -279,6 +279,11 @@ class NetworkService:
         network = ChildNetwork(
             identity, settings, sockets, self._outside, bounds, state
         )
+        account = sockets.account
+        account.record(len(sockets.descriptors()))
+        account.join(self._host.fs.descriptor_account)
+        # Before the next, and so after it: sockets may come until that is done.
+        stack.callback(lambda: account.record(-account.used))
         stack.push_async_callback(network.aclose)
         self._networks[child.id] = network
         stack.callback(self._networks.pop, child.id)
@@ -288,10 +293,6 @@ class NetworkService:
             stack.callback(self._by_client.pop, client_id)
         self._inner_fds[child.id] = sockets.dns_datagram.fileno()
         stack.callback(self._inner_fds.pop, child.id)
-        account = sockets.account
-        account.record(len(sockets.descriptors()))
-        account.join(self._host.fs.descriptor_account)
-        stack.callback(lambda: account.record(-account.used))
         network.start(self._nursery)
 
     async def _make_more(

@@ -5,7 +5,7 @@ import json
 import os
 import socket
 from collections.abc import AsyncIterator, Iterable
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager, suppress
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ import trio
 from supervisor.handover.exchange import SERVICES
 from supervisor.network.additions import Additions
 from supervisor.network.addresses import judge
+from supervisor.network.child_network import ChildNetwork
 from supervisor.network.network_state import restore_rule, snapshot_rule
 from supervisor.network.rule import RuleError
 from supervisor.network.rules import Grant
@@ -397,6 +398,48 @@ async def test_sockets_that_come_after_the_child_are_closed(
         await made.wait()
         await puppet.kill()
         ended.set()
+    assert account.used == 0
+    assert not scene.held()
+
+
+# I1: they may also come while its network waits for the end of its connections.
+async def test_sockets_that_come_while_a_network_is_closed_are_given_back(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, closing, changed = trio.Event(), trio.Event(), trio.Event()
+    make, aclose = Additions.make_sockets, ChildNetwork.aclose
+
+    async def make_late(
+        additions: Additions, families: Iterable[int]
+    ) -> list[socket.socket]:
+        found = await make(additions, families)
+        made.set()
+        await closing.wait()
+        return found
+
+    async def close_late(network: ChildNetwork) -> None:
+        closing.set()
+        with trio.CancelScope(shield=True):
+            await changed.wait()
+        await aclose(network)
+
+    monkeypatch.setattr(Additions, "make_sockets", make_late)
+    monkeypatch.setattr(ChildNetwork, "aclose", close_late)
+    puppet = await scene.puppet()
+    account = scene.stage.host.fs.descriptor_account
+    rule = f"example.com:{','.join(map(str, range(8000, 8000 + 3 * STOCK)))}"
+    async with trio.open_nursery() as nursery:
+
+        async def change() -> None:
+            with suppress(RuleError):  # it may have ended before the last are made
+                await scene.service.change_network(
+                    puppet.child.id, [rule], [], cut=False
+                )
+            changed.set()
+
+        nursery.start_soon(change)
+        await made.wait()
+        await puppet.kill()
     assert account.used == 0
     assert not scene.held()
 
