@@ -313,6 +313,8 @@ def _copies(process: Process, count: int) -> Iterator[None]:
     if not copies.charge(count):
         text = f"Cannot copy the conversation: {os.strerror(errno.EMFILE)}"
         details = f"{copies.used} copies are at work, of {copies.limit} at most"
+        if count <= copies.left:  # so the host refused it
+            details = "The host has too few descriptors left for it"
         raise FdError(FILE_OPERATION, text, details)
     try:
         yield
