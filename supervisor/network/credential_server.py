@@ -116,8 +116,8 @@ class CredentialServer:
         try:
             await self._exchange(connection, http, request, credential)
         except DeniedError as why:
-            asked = ProxyTarget(connection.host, connection.port)
-            body = denial(asked, why.refused)
+            target = ProxyTarget(connection.host, connection.port)
+            body = denial(target, why.refused)
             connection.last_words = _reply(http, 403, body)
             raise
         except UnreachableError as why:

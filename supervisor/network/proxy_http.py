@@ -91,7 +91,7 @@ class HttpDialogue:
     def __init__(self) -> None:
         self._held = bytearray()
         self._looked_at = 0  # bytes of the head in which no end was found
-        self._asked: ProxyTarget | None = None
+        self._target: ProxyTarget | None = None
         self._request: _Request | None = None  # in absolute form
 
     def receive(self, data: bytes) -> ProxyTarget | None:
@@ -101,13 +101,13 @@ class HttpDialogue:
         if head is None:
             return None
         request, http = _parse_head(head)
-        target = request.target.decode("ascii")
+        text = request.target.decode("ascii")
         if request.method == b"CONNECT":
-            self._asked = _parse_authority(target, None)
+            self._target = _parse_authority(text, None)
         else:
-            self._asked, path = _parse_url(target)
-            self._request = _Request(self._asked, path, request, http)
-        return self._asked
+            self._target, path = _parse_url(text)
+            self._request = _Request(self._target, path, request, http)
+        return self._target
 
     def take_reply(self) -> bytes:
         """Return nothing: HTTP has no question before the request."""
@@ -125,8 +125,8 @@ class HttpDialogue:
 
     def fail(self) -> bytes:
         """Return a 502."""
-        asked = self._known()
-        body = {"error": "unreachable", "name": str(asked.host), "port": asked.port}
+        target = self._known()
+        body = {"error": "unreachable", "name": str(target.host), "port": target.port}
         return _reply(b"502 Bad Gateway", msgspec.json.encode(body))
 
     def forward(self, data: bytes = b"") -> bytes:
@@ -136,9 +136,9 @@ class HttpDialogue:
         return data if self._request is None else self._request.forward(data)
 
     def _known(self) -> ProxyTarget:
-        if self._asked is None:
+        if self._target is None:
             raise RuntimeError("cannot answer: no host was asked for yet")
-        return self._asked
+        return self._target
 
     def _take_head(self) -> bytes | None:
         """Cut the head off once it is there as a whole."""
@@ -156,13 +156,13 @@ class HttpDialogue:
         return head
 
 
-def denial(asked: ProxyTarget, refused: NetworkRefusal) -> bytes:
+def denial(target: ProxyTarget, refused: NetworkRefusal) -> bytes:
     """Return the body of a 403."""
-    where = f"{format_host(asked.host)}:{asked.port}"
+    where = f"{format_host(target.host)}:{target.port}"
     why = f"{_DETAILS[refused.reason]}{describe_rule(refused.reason, refused.rule)}"
     detail = f"cannot connect to {where}: {why}"
     return msgspec.json.encode(
-        _Denial(str(asked.host), asked.port, refused.reason, refused.rule, detail)
+        _Denial(str(target.host), target.port, refused.reason, refused.rule, detail)
     )
 
 
@@ -174,15 +174,15 @@ class _Request:
     """
 
     def __init__(
-        self, asked: ProxyTarget, path: str, head: h11.Request, http: h11.Connection
+        self, target: ProxyTarget, path: str, head: h11.Request, http: h11.Connection
     ) -> None:
         self._http = http
         self._is_complete = False
         fields = list(head.headers)
         _check_framing(head, fields)
         self._is_chunked = any(name == b"transfer-encoding" for name, _ in fields)
-        port = "" if asked.port == _USUAL_PORT else f":{asked.port}"
-        host = f"{format_host(asked.host)}{port}"
+        port = "" if target.port == _USUAL_PORT else f":{target.port}"
+        host = f"{format_host(target.host)}{port}"
         kept = [(b"Host", host.encode("ascii")), *end_to_end(fields)]
         if self._is_chunked:
             kept.append((b"Transfer-Encoding", b"chunked"))

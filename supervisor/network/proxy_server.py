@@ -93,18 +93,18 @@ class ProxyServer:
     async def _listen(self, connection: Connection) -> Dialogue | None:
         """Return a dialogue in which a host was asked for; None if the program left."""
         dialogue: Dialogue | None = None
-        asked = None
-        while asked is None:
+        target = None
+        while target is None:
             data = await receive(connection.inner, READ_BYTES)
             if not data:
                 return None
             dialogue = dialogue or open_dialogue(data[0])
             try:
-                asked = dialogue.receive(data)
+                target = dialogue.receive(data)
             except ProxyError as why:
                 raise ProxyError(str(why), dialogue.take_reply() + why.reply) from None
             await send_all(connection.inner, dialogue.take_reply())
-        connection.host, connection.port = asked.host, asked.port
+        connection.host, connection.port = target.host, target.port
         return dialogue
 
     def _decide(self, connection: Connection) -> Grant:

@@ -378,7 +378,7 @@ class Connection:
                 request.tool, request.exec_id, rights.scope, keep_all=keep_all
             )
             start = execution.start = Start(
-                context.lookout,
+                context.start_watch,
                 self.wire,
                 own_s or context.settings.timeout_s,
                 detach=request.detach,

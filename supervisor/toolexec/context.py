@@ -44,7 +44,7 @@ class Context:
         tokens: the owners of requests.
         places: bound the connections of all listeners.
         shortages: tells that no connection can be accepted.
-        lookout: watches slow starts of tools.
+        start_watch: watches slow starts of tools.
         heads: the turn for parsing large heads (``Server``).
         gate: shut while the host is being replaced.
         large_output: makes a handle of a finished execution's output, or returns None
@@ -64,7 +64,7 @@ class Context:
         self.tokens: Tokens[ChildExecutions] = Tokens()
         self.places = ConnectionPlaces(descriptors)
         self.shortages = ShortageReport(log, "toolexec")
-        self.lookout = StartWatch()
+        self.start_watch = StartWatch()
         self.heads = Share()
         self.gate = Gate()
         self.large_output: (

@@ -96,7 +96,7 @@ async def start(
     env = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
     plan = SpawnPlan(argv[0], argv, env, is_elsewhere=True)
     execution = owner.admit(request.command, keep_all=True)
-    execution.start = Start(context.lookout, wire, timeout_s)
+    execution.start = Start(context.start_watch, wire, timeout_s)
     try:
         with execution.start:
             await execution.spawn(plan, -1)

@@ -410,7 +410,7 @@ async def open_toolexec(
         service.rest()  # until all of it is restored
     try:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(service.context.lookout.run)
+            nursery.start_soon(service.context.start_watch.run)
             await service.open_shared(nursery, activated)
             host.holders.add(service.descriptors)
             host.services.toolexec = service

@@ -53,7 +53,7 @@ class Start:
     """One start, made inside its block; the block raises if it was given up.
 
     Args:
-        lookout: of this host.
+        watch: of this host.
         wire: of the client.
         limit_s: the time limit of its tool, seconds; 0 for none.
         detach: whether it goes on without the client.
@@ -69,9 +69,9 @@ class Start:
 
     __slots__ = (
         "_detach",
-        "_lookout",
         "_scope",
         "_until",
+        "_watch",
         "_wire",
         "code",
         "is_given_up",
@@ -79,13 +79,13 @@ class Start:
 
     def __init__(
         self,
-        lookout: StartWatch,
+        watch: StartWatch,
         wire: Wire,
         limit_s: float = 0.0,
         *,
         detach: bool = False,
     ) -> None:
-        self._lookout = lookout
+        self._watch = watch
         self._wire = wire
         self._detach = detach
         self._until = trio.current_time() + limit_s if limit_s else math.inf
@@ -94,7 +94,7 @@ class Start:
         self.is_given_up = False
 
     def __enter__(self) -> None:
-        self._lookout.add(self)
+        self._watch.add(self)
         self._scope.__enter__()
 
     def __exit__(
@@ -103,7 +103,7 @@ class Start:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> bool:
-        self._lookout.remove(self)
+        self._watch.remove(self)
         is_swallowed = self._scope.__exit__(kind, error, trace)
         if not self._scope.cancelled_caught:
             return is_swallowed

@@ -94,7 +94,7 @@ async def test_a_start_whose_client_has_gone_is_given_up(
                 await eventually(lambda: not executions(scene).live, 3.0)
         await eventually(lambda: not executions(scene).live, 3.0)
     assert not scene.tool.slots.used
-    assert not scene.tool.context.lookout.under_way
+    assert not scene.tool.context.start_watch.under_way
 
 
 # Bytes sent by it and to it are forgotten by TCP in both directions.
@@ -122,7 +122,7 @@ async def test_a_start_whose_client_sends_more_goes_on(scene: Scene) -> None:
             extra = f"X-Aifo-Exec-Id: {EXEC_ID}"
             await send(sock, scene.request(b"tool=true", extra))
             await eventually(lambda: EXEC_ID in executions(scene).live)
-            (start,) = scene.tool.context.lookout.under_way
+            (start,) = scene.tool.context.start_watch.under_way
             assert isinstance(start, Start)
             with trio.fail_after(10):  # more than a socket holds: somebody reads it
                 await send(sock, b"x" * 4_000_000)
@@ -246,7 +246,7 @@ async def test_a_notification_is_signalled_while_it_is_started(tmp_path: Path) -
         (failed,) = scene.stage.events("exec.failed")
         assert (failed["sidecar"], failed["code"]) == ("notify", 143)
         assert not scene.tool.slots.used
-        assert not scene.tool.context.lookout.under_way
+        assert not scene.tool.context.start_watch.under_way
 
 
 # spec E25: nobody can ask for it again, so nothing of it is kept.
@@ -260,7 +260,7 @@ async def test_a_notification_whose_client_has_gone_is_not_started(
                 await eventually(lambda: executions(scene).live)
             await eventually(lambda: not executions(scene).live, 3.0)
         assert not scene.tool.slots.used
-        assert not scene.tool.context.lookout.under_way
+        assert not scene.tool.context.start_watch.under_way
         assert not scene.stage.events("exec.failed")
 
 
@@ -333,7 +333,7 @@ async def test_what_is_left_of_a_time_limit(
 async def test_who_looks_at_starts_sleeps_while_there_are_none(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    lookout = StartWatch()
+    watch = StartWatch()
     looks: list[float] = []
 
     class Looking(Start):
@@ -341,11 +341,11 @@ async def test_who_looks_at_starts_sleeps_while_there_are_none(
             looks.append(trio.current_time())
 
     def make() -> Start:
-        return Looking(lookout, Wire.__new__(Wire))
+        return Looking(watch, Wire.__new__(Wire))
 
     begun_s = trio.current_time()
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(lookout.run)
+        nursery.start_soon(watch.run)
         await trio.sleep(100)
         assert looks == []
         with make():
