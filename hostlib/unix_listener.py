@@ -181,6 +181,8 @@ def _check_free(dir_fd: int, name: str) -> None:
         return
     if not stat.S_ISSOCK(mode):
         raise OSError(errno.EEXIST, "it is there and not a socket; use another path")
+    # Without a descriptor for the try a stale socket would count as a living one.
+    socket.socket(socket.AF_UNIX).close()
     if not is_deaf(f"/proc/self/fd/{dir_fd}/{name}"):
         raise OSError(errno.EADDRINUSE, "a living host listens there; use another path")
     os.unlink(name, dir_fd=dir_fd)

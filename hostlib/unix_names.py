@@ -33,19 +33,16 @@ def short_name(path: str) -> Iterator[str]:
 
 
 def is_deaf(path: str) -> bool:
-    """Return whether a path is a socket without a listener.
-
-    Raises:
-        OSError: no socket can be made to try it.
-    """
-    with socket.socket(socket.AF_UNIX) as line:
-        line.setblocking(False)
-        try:
-            if stat.S_ISSOCK(os.stat(path).st_mode):
-                with short_name(path) as name:
-                    line.connect(name)
-        except ConnectionRefusedError:
-            return True
-        except OSError:  # removed; or EAGAIN, EACCES: its owner may be alive
+    """Return whether a path is a socket without a listener."""
+    try:
+        if not stat.S_ISSOCK(os.stat(path).st_mode):
             return False
+        with socket.socket(socket.AF_UNIX) as line:
+            line.setblocking(False)
+            with short_name(path) as name:
+                line.connect(name)
+    except ConnectionRefusedError:
+        return True
+    except OSError:  # removed; or EAGAIN, EACCES: its owner may be alive
+        return False
     return False

@@ -369,7 +369,7 @@ class Child:
         """
         if self.process is None:
             return
-        # A launchpad that is lost is told by its launcher, and has ended its tree.
+        # A launchpad that is lost is told by its launcher, which ends its tree.
         with trio.move_on_after(SWEEP_TIMEOUT_S, shield=True), suppress(LaunchpadLost):
             await self.process.wait_swept()
 

@@ -105,6 +105,7 @@ class ChildWorkspaces:
         self._held = held
         self._bounds: dict[str, LayerBounds] = {}
         self._audits: dict[str, WorkspaceAudit] = {}
+        self._cut: set[str] = set()  # with a commit that is not in the base
         self._sent: InnerMounts | None = None
 
     @property
@@ -366,17 +367,18 @@ class ChildWorkspaces:
     async def _close(self, use: WorkspaceUse) -> None:
         """Record the changes in a workspace; log those that cannot be recorded."""
         child, host = self._child, self._host
-        rows = None
+        recorded = None
         siblings = self._siblings.values()
         is_last = not (use.is_shared and has_sharers(child, use, siblings))
         try:
             # Bounded by a shield: a host that ends does not wait for a slow disk.
             with trio.move_on_after(RECORD_TIMEOUT_S, shield=True):
-                rows = await in_thread(partial(record_end, use, is_last=is_last))
-            why = "" if rows is not None else "no thread was free for it"
+                recorded = await in_thread(partial(record_end, use, is_last=is_last))
+            why = "" if recorded is not None else "no thread was free for it"
         except (WorkspaceError, OSError) as error:
             why = str(error)
-        if rows is None:
+        rows, cut = ((), "") if recorded is None else recorded
+        if recorded is None:
             text = (
                 f"Workspace {use.name} is left behind, its changes not recorded: {why}"
             )
@@ -385,6 +387,10 @@ class ChildWorkspaces:
         else:
             size = sum(row.size_bytes for row in rows)
             found = {"changed": len(rows), "bytes": size}
+        if cut:
+            self._cut.add(use.name)
+            text = f"Workspace {use.name} is left behind: {cut}"
+            host.log.write("WARNING", text, **child.log_fields(), reason=cut)
         audit = self._audits.get(use.name)
         if audit is not None and rows:
             with trio.CancelScope(shield=True):  # so many rows at most
@@ -394,7 +400,12 @@ class ChildWorkspaces:
         )
 
     async def _drop(self, use: WorkspaceUse) -> None:
-        """Remove a workspace that is to go with its child; log why it cannot."""
+        """Remove a workspace that is to go with its child; log why it cannot.
+
+        One with a commit that is not in the base stays.
+        """
+        if use.name in self._cut:
+            return
         found: int | str | None = "no thread was free for it"
         try:
             with trio.move_on_after(RECORD_TIMEOUT_S, shield=True):

@@ -146,7 +146,7 @@ class BaseKeeper:
 
         Raises:
             BaseError: the changes do not come, or the packed base is not known any more.
-            VerbError: they cannot be committed; the base is as it was.
+            VerbError: they cannot be committed; as ``commit_layer``.
         """
         from supervisor.workspace.layer_import import (  # noqa: PLC0415 - seldom
             PackedBase,

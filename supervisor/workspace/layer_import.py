@@ -14,7 +14,7 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple
 from hostlib.linux.files import DIRECTORY, closing_fd
 from supervisor.workspace.archive import unpack_layer
 from supervisor.workspace.attributes import own_marks
-from supervisor.workspace.directory import make_workspace, path_of
+from supervisor.workspace.directory import WorkspaceError, make_workspace, path_of
 from supervisor.workspace.linux import has_entry
 from supervisor.workspace.record import CHANGED, RecordFiles
 from supervisor.workspace.run import find_base
@@ -51,7 +51,7 @@ def commit_layer(
         words: of the verb `commit`, without a name.
 
     Raises:
-        VerbError: it cannot be done; the base is as it was.
+        VerbError: it cannot be done; the base is as it was, or the text says otherwise.
     """
     name = f"fleet-{secrets.token_hex(8)}"
     with word_errors():
@@ -64,7 +64,9 @@ def commit_layer(
     finally:
         if os.path.exists(path_of(state_dir, name)):  # else the commit took all
             with word_errors(), Workspace(state_dir, name) as left:
-                left.discard()
+                # The end of a commit that was cut counts, not its cause.
+                if text := left.discard():
+                    raise WorkspaceError(text)
 
 
 def _fill(state_dir: str, name: str, base: PackedBase, layer: IO[bytes]) -> None:

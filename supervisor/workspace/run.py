@@ -342,22 +342,24 @@ def _hold_layers(workspace: Workspace, use: WorkspaceUse, owners: int) -> HeldMo
             raise _no_overlay(use, why) from None
 
 
-def record_end(use: WorkspaceUse, *, is_last: bool) -> tuple[Row, ...]:
-    """Record what a run has changed, and return it.
+def record_end(use: WorkspaceUse, *, is_last: bool) -> tuple[tuple[Row, ...], str]:
+    """Record what a run has changed.
 
     Args:
         use: the workspace.
         is_last: no other child has it.
 
+    Returns:
+        The changes, and the end of a cut commit that is not in the base; "" for none.
+
     Raises:
-        WorkspaceError: it is not there any more, or a command has held it for too long,
-            or a cut commit was given up.
+        WorkspaceError: it is not there any more, or a command has held it for too long.
         OSError: something in it cannot be read.
     """
     with Workspace(use.state_dir, use.name, PATIENCE_S) as workspace:
         # Else what is undone later would count as removed by the operator.
-        workspace.finish_commit()
-        return tuple(workspace.end_run() if is_last else workspace.changes())
+        text = workspace.finish_and_word()
+        return tuple(workspace.end_run() if is_last else workspace.changes()), text
 
 
 def drop_ended(use: WorkspaceUse) -> int | None:

@@ -12,7 +12,9 @@ import trio
 
 from hostlib.unix_listener import MAX_NAME_BYTES
 from supervisor.control.server import serve_control
+from supervisor.run import innermost
 from tests.helpers.control import ask, controlled, path
+from tests.helpers.leaks import no_descriptor_left
 from tests.helpers.stage import Stage, eventually, stage
 
 pytestmark = pytest.mark.slow
@@ -53,6 +55,26 @@ async def test_a_socket_that_a_dead_host_left_is_replaced(stage: Stage) -> None:
         dead.listen()
     async with controlled(stage):
         assert await ask(path, "ps") == []
+
+
+# It would look like a living host's to a try that has no socket.
+async def test_a_dead_hosts_socket_is_no_living_ones_where_descriptors_are_few(
+    stage: Stage,
+) -> None:
+    told: set[int | None] = set()
+    for left in range(8):
+        path = stage.where / f"control{left}"
+        with socket.socket(socket.AF_UNIX) as dead:
+            dead.bind(str(path))
+        with no_descriptor_left(left):
+            try:
+                async with controlled(stage, str(path)):
+                    pass
+            except* OSError as group:
+                why = innermost(group)
+                assert isinstance(why, OSError)
+                told.add(why.errno)
+    assert told == {errno.EMFILE}
 
 
 # attack 39

@@ -1,5 +1,6 @@
 """Changes of another machine, committed to their base by the usual rules."""
 
+import errno
 import io
 import os
 import tarfile
@@ -9,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from supervisor.workspace.commit import Committer
+from supervisor.workspace.commit_steps import Steps
 from supervisor.workspace.layer_import import PackedBase, commit_layer
 from supervisor.workspace.verbs import VerbError
 
@@ -123,4 +126,25 @@ def test_half_a_layer_changes_nothing(scene: Scene) -> None:
     with pytest.raises(VerbError, match="cannot unpack"):
         scene.commit()
     assert (scene.base / "src" / "a").read_text() == "one\n"
+    assert os.listdir(scene.state / "workspaces") == []
+
+
+# The workspace is gone then: it cannot be ended later.
+def test_a_commit_that_can_be_neither_done_nor_undone_is_told_as_given_up(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene.change(a="one\n", b="two\n")
+    do = Steps.do
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    def do_first(steps: Steps, number: int, step: Any) -> None:
+        (fail if number else do)(steps, number, step)
+
+    monkeypatch.setattr(Committer, "find_holder", lambda _: "base")
+    monkeypatch.setattr(Steps, "do", do_first)
+    monkeypatch.setattr(Steps, "undo", fail)
+    with pytest.raises(VerbError, match="its commit was given up: Input/output error"):
+        scene.commit()
     assert os.listdir(scene.state / "workspaces") == []

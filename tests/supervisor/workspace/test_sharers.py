@@ -37,7 +37,9 @@ async def test_a_child_waits_until_the_end_of_the_last_sharer_is_recorded(
     is_recording, may_record = trio.Event(), threading.Event()
     real = record_end
 
-    def record_later(use: WorkspaceUse, *, is_last: bool) -> tuple[Row, ...]:
+    def record_later(
+        use: WorkspaceUse, *, is_last: bool
+    ) -> tuple[tuple[Row, ...], str]:
         trio.from_thread.run_sync(is_recording.set)
         may_record.wait()
         return real(use, is_last=is_last)
