@@ -4,8 +4,8 @@
    was stopped before stays so.
 2. All in a pid namespace get it at once, from inside: kill(2) lets no fork escape. A child
    with neither is not stopped: one of its processes could hide the mount and escape.
-3. The command is told of each step before it is done, so it can undo what a killed guard
-   has left.
+3. The guard tells its command each step before it does it. If the guard is killed, the
+   command resumes the processes.
 4. It is not dumpable, since it forks into the child's namespace. It imports light parts of
    the standard library alone: it starts in the time of a bare interpreter plus 10 ms.
 Sources: cgroup-v2.rst ("cgroup.freeze"), setns(2), kill(2), ioctl_nsfs(2), signal(7).

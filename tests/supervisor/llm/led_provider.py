@@ -41,6 +41,20 @@ async def request(stream: trio.abc.Stream) -> bytes:
     return head + end + body
 
 
+def hanging_up_first(answer: bytes) -> tuple[Handler, list[bytes]]:
+    """Return a handler that answers all requests but the first, and what it has got."""
+    got: list[bytes] = []
+
+    async def handle(stream: trio.abc.Stream) -> None:
+        while data := await request(stream):
+            got.append(data)
+            if len(got) == 1:
+                return
+            await stream.send_all(answer)
+
+    return handle, got
+
+
 @asynccontextmanager
 async def server(
     handle: Handler, context: ssl.SSLContext | None = None

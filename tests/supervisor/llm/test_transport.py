@@ -16,7 +16,7 @@ from tests.helpers.canary import KEY
 from tests.helpers.certificates import certificate
 from tests.helpers.sessions import chat_request
 from tests.helpers.stage import eventually, open_model_stage
-from tests.supervisor.llm.led_provider import reply, request, server
+from tests.supervisor.llm.led_provider import hanging_up_first, reply, request, server
 
 FAILED = b"ERROR OpenAI API call failed: "
 
@@ -76,22 +76,13 @@ async def test_a_connection_that_was_closed_is_made_anew(tmp_path: Path) -> None
 # spec L11: a connection that breaks before there is an answer is tried again.
 @pytest.mark.slow
 async def test_a_broken_connection_is_tried_again(tmp_path: Path) -> None:
-    tries = 0
-
-    async def handle(stream: trio.abc.Stream) -> None:
-        nonlocal tries
-        while await request(stream):
-            tries += 1
-            if tries == 1:
-                return
-            await stream.send_all(reply(whole()))
-
+    handle, got = hanging_up_first(reply(whole()))
     async with server(handle) as port:
         url = f"http://127.0.0.1:{port}/v1"
         async with open_model_stage(tmp_path, base_url=url) as stage:
             assert (await stage.connect().chat(b"a")).text == "hello"
             assert stage.llm.models.accounts.root.tokens.used == 5.0  # once: 1 + 4 * 1
-    assert tries == 2
+    assert len(got) == 2
 
 
 # spec L10: what the provider had reported when the client went away is what is charged,
@@ -270,24 +261,15 @@ async def test_cookies_of_one_call_are_not_sent_with_another(tmp_path: Path) -> 
 async def test_a_try_without_an_answer_is_charged_though_the_next_is_refused(
     tmp_path: Path,
 ) -> None:
-    tries = 0
-
-    async def handle(stream: trio.abc.Stream) -> None:
-        nonlocal tries
-        while await request(stream):
-            tries += 1
-            if tries == 1:
-                return
-            error = b'{"error": {"message": "no such model"}}'
-            await stream.send_all(reply(error, b"404 No"))
-
+    error = b'{"error": {"message": "no such model"}}'
+    handle, got = hanging_up_first(reply(error, b"404 No"))
     async with server(handle) as port:
         url = f"http://127.0.0.1:{port}/v1"
         async with open_model_stage(tmp_path, base_url=url) as stage:
             said = (await stage.connect().chat(b"a")).line
             assert said == FAILED + b"404 no such model"
             assert stage.llm.models.accounts.root.tokens.used > 0
-    assert tries == 2
+    assert len(got) == 2
 
 
 # spec L13: https, with a certificate that the host trusts, and with one that it does not.
