@@ -74,6 +74,10 @@ class StoppedProcesses:
     Args:
         device: of the mount, as in ``/proc/PID/mountinfo``: ``MAJOR:MINOR``.
         firsts: the first process of each child that has it.
+
+    Attributes:
+        device: as above.
+        signalled: processes that get SIGCONT.
     """
 
     def __init__(self, device: bytes, firsts: Collection[ProcessIdentity]) -> None:
@@ -82,7 +86,7 @@ class StoppedProcesses:
         self._asleep: set[ProcessIdentity] = set()
         self._groups: set[str] = set()
         self._spaces: set[str] = set()
-        self._signalled: set[ProcessIdentity] = set()
+        self.signalled: set[ProcessIdentity] = set()
 
     def add(self, word: bytes, rest: bytes) -> None:
         """Add what is being stopped, or was asleep before, as the command is told."""
@@ -92,7 +96,7 @@ class StoppedProcesses:
             self._spaces.add(os.fsdecode(rest))
         else:
             pid, start = rest.split()
-            known = self._asleep if word == ASLEEP else self._signalled
+            known = self._asleep if word == ASLEEP else self.signalled
             known.add((int(pid), int(start)))
 
     def look(self) -> Sighting:
@@ -110,9 +114,9 @@ class StoppedProcesses:
         for process in seen.identities():
             is_inside = seen.spaces[process[0]] in self._spaces
             if is_inside and process not in self._asleep:
-                self._signalled.add(process)
-        while self._signalled:
-            signal_process(self._signalled.pop(), _signal.SIGCONT)
+                self.signalled.add(process)
+        while self.signalled:
+            signal_process(self.signalled.pop(), _signal.SIGCONT)
 
 
 class _Stopper:
@@ -129,7 +133,6 @@ class _Stopper:
         self._own_space = pid_space(os.getpid())
         self._groups: set[str] = set()  # that are frozen
         self._spaces: set[str] = set()  # in which all were stopped
-        self._signalled: set[ProcessIdentity] = set()
         self._top = _groups_top()
 
     def stop(self) -> None:
@@ -174,9 +177,8 @@ class _Stopper:
             if group and self._is_own_group(group, seen) and self._freeze(group):
                 continue
             process = pid, seen.starts[pid]
-            if process not in self._signalled:
+            if process not in self._stopped.signalled:
                 self._tell(PROCESS, b"%d %d" % process)
-                self._signalled.add(process)
                 signal_process(process, _signal.SIGSTOP)
             if seen.spaces[pid] not in {self._own_space, ""}:
                 inside[seen.spaces[pid]] = pid
